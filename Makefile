@@ -1,0 +1,38 @@
+# capsnet: `make demo` and `make test` do all of their own set-up; `make help` lists the rest.
+PYTHON ?= python3
+BIN := .venv/bin
+RUN := runs/demo
+
+.PHONY: help demo test lint bench serve clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# The environment is made once, and again only when pyproject.toml or constraints.txt changed.
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch uv
+	UV_COMPILE_BYTECODE=1 $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/ready  ## train the paper's CapsNet on MNIST for one epoch, evaluate it, draw figures
+	$(BIN)/python -m capsnet train mnist --epochs 1 --out $(RUN) --resume
+
+test: lint  ## everything CI checks: ruff, mypy, the tests and the commands in the docs
+	tests/install-browser
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: .venv/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/ready  ## measure speed and memory against plain PyTorch
+	$(BIN)/python -m capsnet bench
+
+serve: .venv/ready  ## open the playground at 127.0.0.1
+	$(BIN)/python -m capsnet serve
+
+clean:  ## remove the environment and caches; runs/ stays
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

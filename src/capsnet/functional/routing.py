@@ -1,0 +1,177 @@
+"""Squashing and routing by agreement: Eq. 1–3 and Procedure 1, written once.
+
+The loop of Procedure 1 never looks at a vote. It needs three things of them, named by `VoteSource`:
+how logits become coupling, the coupled sum, and the agreement. `Votes` answers from a tensor that
+holds every vote; layers with a cheaper way to answer bring a source of their own.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+def squash(vectors: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
+    """Returns each vector shrunk to a length in [0, 1), its direction kept (Eq. 1).
+
+    Exact, without an epsilon: a zero vector stays zero and gets zero gradient, and the longest
+    vector that the number format holds neither overflows nor loses its gradient.
+
+    >>> squash(torch.tensor([3.0, 4.0])).norm()  # 25 / 26
+    tensor(0.9615)
+    """
+    if not vectors.is_floating_point():
+        raise ValueError(f"squash needs floating-point vectors, got {vectors.dtype}")
+    # With v = m·w the factor m cancels: v·n / (1 + n²) = w·p / (m⁻² + p²), where n = m·p. So m is
+    # a constant to autograd, and choosing it near the length keeps p² from overflowing.
+    scale = vectors.detach().abs().amax(dim, keepdim=True).clamp(min=1)
+    scaled = vectors / scale
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=dim, keepdim=True)
+    return scaled * (length / (scale.reciprocal().square() + length.square()))
+
+
+class RoutingStep(NamedTuple):
+    """What one iteration of Procedure 1 started from and came to."""
+
+    logits: Float[Tensor, "B *edges"]
+    """b before the softmax; (B, I, J) between dense layers."""
+    coupling: Float[Tensor, "B *edges"]
+    """c, the share that each capsule sends to each parent."""
+    outputs: Float[Tensor, "B *parents E"]
+    """v, the squashed outputs of the parents; (B, J, E) between dense layers."""
+
+
+class VoteSource(Protocol):
+    """All that routing asks of the votes û."""
+
+    edges: tuple[int, ...]
+    """Shape of the logits: (B, I, J) between dense layers."""
+
+    def couple(self, logits: Tensor | None, orphan: bool) -> Tensor | float:
+        """Returns the coupling (Eq. 3); None means equal priors, a float one share for all."""
+
+    def weighted_sum(self, coupling: Tensor | float) -> Tensor:
+        """Returns the total input s of every parent (Eq. 2)."""
+
+    def agreement(self, outputs: Tensor) -> Tensor:
+        """Returns û · v for every pair of a capsule and a parent."""
+
+
+class Votes:
+    """Votes of every capsule for every parent, held in one tensor of (B, I, J, E)."""
+
+    def __init__(self, votes: Float[Tensor, "B I J E"]) -> None:
+        self.votes = votes
+        self.edges = tuple(votes.shape[:3])
+
+    def couple(self, logits: Float[Tensor, "B I J"] | None, orphan: bool) -> Tensor | float:
+        """Returns the softmax over the parents (Eq. 3)."""
+        return couple_parents(logits, self.edges[2], orphan=orphan)
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | float) -> Float[Tensor, "B J E"]:
+        """Returns Σ_i c_ij û_j|i (Eq. 2)."""
+        if isinstance(coupling, float):
+            return self.votes.sum(dim=1) * coupling
+        return torch.einsum("bij,bije->bje", coupling, self.votes)
+
+    def agreement(self, outputs: Float[Tensor, "B J E"]) -> Float[Tensor, "B I J"]:
+        """Returns û_j|i · v_j."""
+        return torch.einsum("bije,bje->bij", self.votes, outputs)
+
+
+def couple_parents(
+    logits: Float[Tensor, "B I J"] | None, num_parents: int, *, orphan: bool
+) -> Float[Tensor, "B I J"] | float:
+    """Returns the softmax over J parents that all capsules share (Eq. 3)."""
+    if logits is None:
+        return 1 / (num_parents + orphan)
+    if not orphan:
+        return logits.softmax(dim=-1)
+    # §7: a capsule may send its output to none of the parents, at a constant logit of zero.
+    return F.pad(logits, (1, 0)).softmax(dim=-1)[..., 1:]
+
+
+def iterate_routing(
+    votes: Tensor | VoteSource,
+    num_iterations: int = 3,
+    *,
+    prior_logits: Float[Tensor, "*pairs"] | None = None,
+    bias: Float[Tensor, "*parents E"] | None = None,
+    orphan: bool = False,
+) -> Iterator[RoutingStep]:
+    """Yields every iteration of routing by agreement (Procedure 1); see `dynamic_routing`.
+
+    >>> steps = list(iterate_routing(torch.randn(2, 5, 3, 4), num_iterations=3))
+    >>> [tuple(step.coupling.shape) for step in steps]
+    [(2, 5, 3), (2, 5, 3), (2, 5, 3)]
+    """
+    if isinstance(votes, Tensor):
+        if votes.ndim != 4:
+            raise ValueError(f"votes must have shape (B, I, J, E), got {tuple(votes.shape)}")
+        votes = Votes(votes)
+    if num_iterations < 1:
+        raise ValueError(f"routing needs at least 1 iteration, got {num_iterations}")
+    if prior_logits is not None and prior_logits.shape != votes.edges[-prior_logits.ndim :]:
+        raise ValueError(
+            f"prior_logits must have the trailing shape of the logits {votes.edges}, "
+            f"got {tuple(prior_logits.shape)}"
+        )
+    logits = None if prior_logits is None else prior_logits.expand(votes.edges)
+    for iteration in range(num_iterations):
+        coupling = votes.couple(logits, orphan)
+        total_input = votes.weighted_sum(coupling)
+        if bias is not None:
+            if bias.shape != total_input.shape[-bias.ndim :]:
+                raise ValueError(
+                    f"bias must have the trailing shape of the outputs {tuple(total_input.shape)}, "
+                    f"got {tuple(bias.shape)}"
+                )
+            total_input = total_input + bias
+        outputs = squash(total_input)
+        yield RoutingStep(
+            outputs.new_zeros(()).expand(votes.edges) if logits is None else logits,
+            torch.as_tensor(coupling, dtype=outputs.dtype, device=outputs.device).expand(
+                votes.edges
+            ),
+            outputs,
+        )
+        # Line 7 of the last iteration would change logits that nothing reads any more.
+        if iteration + 1 < num_iterations:
+            agreement = votes.agreement(outputs)
+            logits = agreement if logits is None else logits + agreement
+
+
+def dynamic_routing(
+    votes: Tensor | VoteSource,
+    num_iterations: int = 3,
+    *,
+    prior_logits: Float[Tensor, "*pairs"] | None = None,
+    bias: Float[Tensor, "*parents E"] | None = None,
+    orphan: bool = False,
+) -> Float[Tensor, "B *parents E"]:
+    """Returns the outputs of the parents after routing by agreement (Procedure 1, Eq. 2–3).
+
+    Gradients flow through every iteration.
+
+    Args:
+        votes: û, (B, I, J, E), or a `VoteSource`.
+        num_iterations: r, at least 1.
+        prior_logits: b at the start, (I, J): learned log priors (§2); equal priors if None.
+        bias: Added to the total input before each squash, (J, E).
+        orphan: Whether a capsule may choose "none of the above" (§7): a constant zero logit in
+            the softmax, whose share goes nowhere.
+
+    Returns:
+        v, (B, J, E), each of a length in [0, 1).
+
+    >>> dynamic_routing(torch.ones(1, 2, 2, 4), num_iterations=1).norm(dim=-1)  # s = (1, 1, 1, 1)
+    tensor([[0.8000, 0.8000]])
+    """
+    for step in iterate_routing(  # noqa: B007, the last step is what remains
+        votes, num_iterations, prior_logits=prior_logits, bias=bias, orphan=orphan
+    ):
+        pass
+    return step.outputs

@@ -1,0 +1,203 @@
+"""CapsNet, the three-layer network of the paper, on one page (§4, Fig. 1 and 2)."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from capsnet.functional import RoutingStep
+from capsnet.layers import Decoder, DenseCapsules, PrimaryCapsules
+
+
+@dataclass(frozen=True)
+class CapsNetConfig:
+    """Everything that fixes the shape of a CapsNet; the defaults are the paper's MNIST network."""
+
+    image_channels: int = 1
+    """Channels of an image."""
+    image_height: int = 28
+    """Rows of an image."""
+    image_width: int = 28
+    """Columns of an image."""
+    conv_channels: int = 256
+    """Feature maps of Conv1."""
+    conv_kernel: int = 9
+    """Height and width of Conv1's kernels; their stride is 1."""
+    primary_types: int = 32
+    """Types of primary capsule at each place of the grid."""
+    primary_dim: int = 8
+    """Numbers in a primary capsule."""
+    primary_kernel: int = 9
+    """Height and width of the kernels of PrimaryCapsules."""
+    primary_stride: int = 2
+    """Step between neighbouring places of the grid."""
+    output_dim: int = 16
+    """Numbers in a class capsule."""
+    num_classes: int = 10
+    """Classes, one capsule each."""
+    num_iterations: int = 3
+    """Iterations of routing."""
+    decoder: bool = True
+    """Whether there is a decoder (§4.1)."""
+    learned_priors: bool = False
+    """Whether the initial routing logits are learned (§2); for MNIST the paper keeps them equal."""
+    bias: bool = False
+    """Whether class capsules have a bias, as in the authors' code; adds classes × output_dim."""
+    orphan: bool = False
+    """Whether routing knows "none of the above" (§7)."""
+    uniform_primary_coupling: bool = False
+    """Whether the primary convolution is divided by the number of types, as the authors do."""
+    initialisation: Literal["paper", "authors"] = "paper"
+    """Initial values: "paper" leaves the layers' own, as the paper names none; "authors" is a
+    truncated normal (Conv1 0.05, all else 0.1) with every bias 0.1, as in the authors' code."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.initialisation not in ("paper", "authors"):
+            raise ValueError(
+                f"initialisation must be 'paper' or 'authors', got {self.initialisation!r}"
+            )
+        smallest = self.conv_kernel + self.primary_kernel - 1
+        if min(self.image_height, self.image_width) < smallest:
+            raise ValueError(
+                f"kernels of {self.conv_kernel} and {self.primary_kernel} need images of at least "
+                f"{smallest}×{smallest} pixels, got {self.image_height}×{self.image_width}"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return self.image_channels, self.image_height, self.image_width
+
+    @property
+    def primary_grid(self) -> tuple[int, int]:
+        """Rows and columns of the grid of primary capsules."""
+        rows, columns = (
+            (size - self.conv_kernel - self.primary_kernel + 1) // self.primary_stride + 1
+            for size in (self.image_height, self.image_width)
+        )
+        return rows, columns
+
+    @property
+    def num_primary(self) -> int:
+        """Primary capsules in all."""
+        rows, columns = self.primary_grid
+        return rows * columns * self.primary_types
+
+
+class CapsNetOutput(NamedTuple):
+    """What a CapsNet says about a batch of images."""
+
+    capsules: Float[Tensor, "B K E"]
+    """Outputs of the class capsules."""
+    lengths: Float[Tensor, "B K"]
+    """Their lengths: how probable it is that each class is present."""
+    reconstruction: Float[Tensor, "B C H W"] | Float[Tensor, "B N C H W"] | None
+    """Images decoded from the chosen capsules, if asked for."""
+    routing: tuple[RoutingStep, ...] | None
+    """Every iteration of routing, if asked for."""
+
+
+class CapsNet(nn.Module):
+    """Conv1, PrimaryCapsules, class capsules with routing, and a decoder (Fig. 1 and 2).
+
+    >>> model = CapsNet(CapsNetConfig())
+    >>> output = model(torch.rand(2, 1, 28, 28), reconstruct="prediction")
+    >>> output.lengths.shape, output.reconstruction.shape
+    (torch.Size([2, 10]), torch.Size([2, 1, 28, 28]))
+    """
+
+    def __init__(self, config: CapsNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv = nn.Conv2d(config.image_channels, config.conv_channels, config.conv_kernel)
+        self.primary = PrimaryCapsules(
+            config.conv_channels,
+            config.primary_types,
+            capsule_dim=config.primary_dim,
+            kernel_size=config.primary_kernel,
+            stride=config.primary_stride,
+            uniform_coupling=config.uniform_primary_coupling,
+        )
+        self.classes = DenseCapsules(
+            config.num_primary,
+            config.primary_dim,
+            out_capsules=config.num_classes,
+            out_dim=config.output_dim,
+            num_iterations=config.num_iterations,
+            learned_priors=config.learned_priors,
+            bias=config.bias,
+            orphan=config.orphan,
+        )
+        self.decoder = (
+            Decoder(config.num_classes, config.output_dim, image_shape=config.image_shape)
+            if config.decoder
+            else None
+        )
+        if config.initialisation == "authors":
+            self._initialise_as_authors()
+
+    def forward(
+        self,
+        images: Float[Tensor, "B C H W"],
+        *,
+        reconstruct: Tensor | Literal["prediction"] | None = None,
+        trace: bool = False,
+    ) -> CapsNetOutput:
+        """Returns class capsules and their lengths, with reconstructions and routing on demand.
+
+        Args:
+            images: Pixel intensities, (B, C, H, W).
+            reconstruct: Classes to decode, (B,), or several to decode apart, (B, N): the labels
+                in training (§4.1), "prediction" for the longest capsule, None for no decoding.
+            trace: Whether to keep every iteration of routing.
+        """
+        primary = self.encode(images).flatten(1, 3)  # (B, I, D)
+        routing = tuple(self.classes.iterate(primary)) if trace else None
+        capsules = routing[-1].outputs if routing else self.classes(primary)  # (B, K, E)
+        lengths = torch.linalg.vector_norm(capsules, dim=-1)  # (B, K)
+        reconstruction = None
+        if reconstruct is not None:
+            chosen = lengths.argmax(dim=1) if isinstance(reconstruct, str) else reconstruct
+            reconstruction = self.decode(capsules, chosen)
+        return CapsNetOutput(capsules, lengths, reconstruction, routing)
+
+    def encode(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B gridH gridW T D"]:
+        """Returns the grid of primary capsules."""
+        if images.shape[1:] != self.config.image_shape:
+            channels, height, width = self.config.image_shape
+            raise ValueError(
+                f"this CapsNet needs images of shape (B, {channels}, {height}, {width}), "
+                f"got {tuple(images.shape)}"
+            )
+        grid: Tensor = self.primary(self.conv(images).relu())
+        return grid
+
+    def decode(
+        self, capsules: Float[Tensor, "B K E"], classes: Int[Tensor, " B"] | Int[Tensor, "B N"]
+    ) -> Float[Tensor, "B C H W"] | Float[Tensor, "B N C H W"]:
+        """Returns the images that the chosen capsules describe (§4.1)."""
+        if self.decoder is None:
+            raise ValueError("this CapsNet has no decoder: build it with decoder=True")
+        images: Tensor = self.decoder(capsules, classes)
+        return images
+
+    @torch.inference_mode()
+    def predict(self, images: Float[Tensor, "B C H W"], num_labels: int = 1) -> Int[Tensor, "B N"]:
+        """Returns the classes of the longest capsules, the longest first."""
+        output: CapsNetOutput = self(images)
+        return output.lengths.topk(num_labels, dim=1).indices
+
+    def _initialise_as_authors(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name == "classes.prior_logits":
+                continue
+            if name.endswith("bias"):
+                nn.init.constant_(parameter, 0.1)
+            else:
+                std = 0.05 if name == "conv.weight" else 0.1
+                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
