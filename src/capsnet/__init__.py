@@ -6,6 +6,7 @@
 
 from capsnet import functional, layers, models
 from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
+from capsnet.models.weights import load
 
 __all__ = [
     "CNN",
@@ -16,6 +17,7 @@ __all__ = [
     "functional",
     "layers",
     "list_models",
+    "load",
     "models",
 ]
 
