@@ -1,0 +1,88 @@
+"""The command line. Commands are imported when called, so that help and mistakes answer at once."""
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from cyclopts import App, CycloptsError, Parameter
+
+from capsnet import __version__
+
+app = App(
+    name="capsnet",
+    help="Dynamic Routing Between Capsules: train, evaluate and look inside capsule networks.",
+    version=__version__,
+    help_format="plaintext",
+    default_parameter=Parameter(negative_iterable=()),
+)
+
+# Command, where it is written, what it does. A command whose module is not there is left out.
+_COMMANDS = (
+    ("train", "capsnet.cli.train:train", "Train a preset of the paper, or on your own images."),
+    ("evaluate", "capsnet.cli.train:evaluate", "Test error of a run, weights or an ensemble."),
+    ("list", "capsnet.cli.train:list_all", "Show presets, datasets and shipped weights."),
+    ("data", "capsnet.cli.data:app", "Fetch, check and show datasets."),
+    ("predict", "capsnet.cli.predict:predict", "Classify images in files or folders."),
+    ("serve", "capsnet.cli.serve:serve", "Open the playground in a browser."),
+    ("export", "capsnet.cli.export:export", "Write a trained model as ONNX or torch.export."),
+    ("reproduce", "capsnet.cli.reproduce:reproduce", "Reproduce a table or figure of the paper."),
+    ("report", "capsnet.cli.reproduce:report", "Put all results beside the paper's."),
+    ("bench", "capsnet.cli.bench:bench", "Measure the speed of a training step."),
+)
+for _name, _path, _help in _COMMANDS:
+    if importlib.util.find_spec(_path.partition(":")[0]) is not None:
+        app.command(_path, name=_name, help=_help)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs one command and exits: 0 done, 2 a mistake, 1 a run that failed, 128 + n a signal.
+
+    A user's mistake is answered by one sentence on stderr, never by a traceback.
+    """
+    _keep_memory()
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        status = app(tokens, exit_on_error=False, print_error=False, result_action=_as_status)
+    except CycloptsError as error:
+        _fail(str(error), 2)
+    except FloatingPointError as error:
+        _fail(str(error), 1)
+    except BrokenPipeError:  # the reader of our output has gone: `capsnet list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        _fail(describe_os_error(error), 2)
+    except ValueError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 128 + signal.SIGINT)
+    sys.exit(status)
+
+
+def describe_os_error(error: OSError) -> str:
+    """One sentence for what the system refused.
+
+    >>> describe_os_error(FileNotFoundError(2, "No such file or directory", "runs/a"))
+    'runs/a: No such file or directory'
+    """
+    if error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror or str(error)
+
+
+def _as_status(result: object) -> int:
+    return result if isinstance(result, int) else 0
+
+
+def _fail(sentence: str, status: int) -> NoReturn:
+    print(f"capsnet: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _keep_memory() -> None:
+    """Has the C library keep freed memory: page faults cost as much as the arithmetic."""
+    if importlib.util.find_spec("capsnet.allocator") is not None:
+        importlib.import_module("capsnet.allocator").keep_memory()

@@ -1,0 +1,311 @@
+"""The commands train, evaluate and list."""
+
+import ast
+import inspect
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, make_dataclass, replace
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
+
+import torch
+from cyclopts import Parameter
+
+from capsnet.data import DataConfig, list_datasets, load_split
+from capsnet.models import CapsNetConfig, CNNConfig
+from capsnet.models.weights import list_weights
+from capsnet.training import (
+    PRESETS,
+    TrainConfig,
+    TrainingStopped,
+    configure,
+    load_model_and_record,
+)
+from capsnet.training import evaluate as evaluate_models
+from capsnet.training import train as train_model
+from capsnet.training.checkpoint import newest_checkpoint
+from capsnet.training.config import from_dict, override, to_dict
+from capsnet.training.records import CONFIG, RESULT, damaged_files, read_json
+
+#: Wrong examples that evaluate prints.
+MAX_SHOWN = 20
+#: Fields that are no flags of their own: the data decides them, or the command does.
+_NO_FLAG = {
+    "preset", "data", "model", "image_channels", "image_height", "image_width", "num_classes",
+}  # fmt: skip
+_ALIASES = {"learning_rate": "--lr"}
+_GROUPS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "training": ("Training", (TrainConfig,)),
+    "data": ("Data", (DataConfig,)),
+    "model": ("Model", (CapsNetConfig, CNNConfig)),
+}
+
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The first sentence of the docstring under each field."""
+    body = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, doc in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(doc, ast.Expr)
+            text = inspect.cleandoc(ast.literal_eval(doc.value))
+            docs[field.target.id] = " ".join(text.split("\n\n")[0].split())
+    return docs
+
+
+def _flags() -> dict[str, tuple[str, str, object, str]]:
+    """Flag name to (table, field, type, help), for every field of a run's settings."""
+    flags: dict[str, tuple[str, str, object, str]] = {}
+    for table, (_, classes) in _GROUPS.items():
+        for cls in classes:
+            docs, hints = _field_docs(cls), get_type_hints(cls)
+            for field in fields(cls):
+                flag = "dataset" if (table, field.name) == ("data", "name") else field.name
+                if field.name not in _NO_FLAG and flag not in flags:
+                    flags[flag] = (table, field.name, hints[field.name], docs[field.name])
+    return flags
+
+
+_FLAGS = _flags()
+if TYPE_CHECKING:
+    Settings = object
+else:
+    Settings = make_dataclass(
+        "Settings",
+        [
+            (
+                flag,
+                Annotated[
+                    hint | None,
+                    Parameter(
+                        help=text,
+                        group=_GROUPS[table][0],
+                        alias=_ALIASES.get(flag),
+                        show_default=False,
+                    ),
+                ],
+                None,
+            )
+            for flag, (table, _, hint, text) in _FLAGS.items()
+        ],
+        namespace={"__module__": __name__},
+    )
+
+
+def _changes(settings: object) -> dict[str, object]:
+    """The settings that were given, as `override` takes them."""
+    changes: dict[str, object] = {"data": {}, "model": {}}
+    for flag, (table, field, _, _) in _FLAGS.items():
+        value = getattr(settings, flag)
+        if value is not None:
+            target = changes if table == "training" else changes[table]
+            assert isinstance(target, dict)
+            target[field] = value
+    return changes
+
+
+def train(
+    preset: str,
+    *,
+    out: Path | None = None,
+    resume: Flag = False,
+    overwrite: Flag = False,
+    config: Path | None = None,
+    dry_run: Flag = False,
+    json: Flag = False,
+    settings: Annotated[Settings, Parameter(name="*")] = Settings(),  # noqa: B008
+) -> int:
+    """Train a preset of the paper (capsnet list shows all), or on your own images.
+
+    The run's directory gets config.json, log.jsonl, weights.safetensors and result.json. Ctrl-C
+    saves and stops; --resume goes on from there, also after a crash.
+
+    Args:
+        preset: What to train: mnist, multimnist, affnist, cifar10, svhn, folder, ...
+        out: Directory of the run; default: runs/PRESET-seedSEED.
+        resume: Go on with the run that is in the directory.
+        overwrite: Remove the run that is in the directory and begin anew.
+        config: TOML file with settings; flags come before it.
+        dry_run: Print all settings and do nothing.
+        json: Print the result as JSON.
+        settings: Any field of the run's settings.
+    """
+    changes = _merge(_read_toml(config) if config is not None else {}, _changes(settings))
+    run_config = configure(preset, changes)
+    run = out or Path("runs") / run_config.run_name
+    if resume:
+        run_config = _stored_config(run, preset, changes) or run_config
+    if dry_run:
+        _print_json(to_dict(run_config))
+        return 0
+    command = shlex.join(["capsnet", "train", preset, "--out", str(run), "--resume"])
+    try:
+        result = train_model(run_config, run, resume=resume, overwrite=overwrite)
+    except TrainingStopped as stopped:
+        print(f"{stopped}\ngo on with: {command}")
+        return 128 + stopped.signal_number
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"{error}; a lower rate may help: --learning-rate {run_config.learning_rate / 2:g}"
+        ) from None
+    if json:
+        _print_json(result)
+    else:
+        _say_result(result, run, PRESETS[preset].paper_error)
+    return 0
+
+
+def evaluate(
+    *models: str,
+    dataset: str | None = None,
+    data_dir: Path | None = None,
+    split: Literal["train", "validation", "test"] = "test",
+    num_examples: int | None = None,
+    batch_size: int = 250,
+    device: str = "cpu",
+    threads: int | None = None,
+    json: Flag = False,
+) -> int:
+    """Test error of a run, a weights file or shipped weights; several are an ensemble.
+
+    Args:
+        models: Run directories, weights files or names of shipped weights.
+        dataset: Dataset to test on; default: the one the first model was trained on.
+        data_dir: Folder with the dataset's files.
+        split: test, validation (the digits the run held out) or train.
+        num_examples: Use so many examples, spread evenly; default: as many as the run did, or all.
+        batch_size: Images at once.
+        device: cpu, cuda or mps.
+        threads: CPU threads.
+        json: Print the result as JSON, with the wrong examples.
+    """
+    if not models:
+        raise ValueError("evaluate needs a run, a weights file or shipped weights (capsnet list)")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = []
+    for source in models:
+        if (Path(source) / RESULT).exists():
+            for complaint in damaged_files(Path(source)):
+                raise ValueError(complaint)
+        loaded.append(load_model_and_record(source))
+    stored = loaded[0][1].get("config")
+    trained = from_dict(stored) if isinstance(stored, dict) else None
+    data = trained.data if trained is not None else DataConfig()
+    if dataset is not None and dataset != data.name:
+        data = DataConfig(name=dataset)
+    if data_dir is not None:
+        data = replace(data, data_dir=data_dir)
+    if num_examples is None and trained is not None:
+        num_examples = trained.num_evaluated
+    evaluation = evaluate_models(
+        [model for model, _ in loaded],
+        load_split(data, split),
+        num_examples=num_examples,
+        batch_size=batch_size,
+        device=device,
+    )
+    if json:
+        _print_json(evaluation.to_dict())
+        return 0
+    print(evaluation.describe())
+    for example in evaluation.wrong[:MAX_SHOWN]:
+        labels, predictions = (
+            ", ".join(map(str, classes)) for classes in (example.labels, example.predictions)
+        )
+        print(f"  example {example.index:,}: {labels} taken for {predictions}")
+    if evaluation.num_errors > MAX_SHOWN:
+        print(f"  and {evaluation.num_errors - MAX_SHOWN:,} more (--json lists them)")
+    return 0
+
+
+def list_all(*, json: Flag = False) -> int:
+    """Show presets with the paper's numbers, datasets, and weights shipped with the package.
+
+    Args:
+        json: Print as JSON.
+    """
+    presets = [
+        {
+            "name": preset.name,
+            "summary": preset.summary,
+            "paper": preset.cell,
+            "paper_error": preset.paper_error,
+            "command": preset.command,
+        }
+        for preset in PRESETS.values()
+    ]
+    if json:
+        _print_json(
+            {
+                "presets": presets,
+                "datasets": list(list_datasets()),
+                "weights": {name: str(path) for name, path in list_weights().items()},
+            }
+        )
+        return 0
+    print("Presets (capsnet train NAME), with the test error that the paper reports:")
+    for each in PRESETS.values():
+        error = f"{each.paper_error:.2%}" if each.paper_error is not None else ""
+        print(f"  {each.name:<17} {error:>7}  {each.summary} ({each.cell})")
+    print(f"\nDatasets (--dataset NAME): {', '.join(list_datasets())}")
+    print(f"Shipped weights: {', '.join(list_weights()) or 'none'}")
+    return 0
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    """Settings from a TOML file with the fields of config.json: top level, [data], [model]."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """Both, table by table; `above` wins."""
+    merged = {**below, **above}
+    for name in ("data", "model"):
+        lower, upper = below.get(name, {}), above.get(name, {})
+        if not isinstance(lower, Mapping) or not isinstance(upper, Mapping):
+            raise ValueError(f"{name} must be a table of settings, got {lower!r}")
+        merged[name] = {**lower, **upper}
+    return merged
+
+
+def _stored_config(run: Path, preset: str, changes: Mapping[str, object]) -> TrainConfig | None:
+    """The settings a run began with, changed as the command line says; None if it has none."""
+    try:
+        stored: object = read_json(run / CONFIG)
+    except (OSError, ValueError):
+        found = newest_checkpoint(run, warn=lambda text: None)
+        stored = found[1]["config"] if found is not None else None
+    if not isinstance(stored, dict):
+        return None
+    config = from_dict(stored)
+    if config.preset != preset:
+        raise ValueError(f"the run in {run} is of preset {config.preset}, got {preset}")
+    return override(config, changes)
+
+
+def _say_result(result: Mapping[str, object], run: Path, paper_error: float | None) -> None:
+    """What came out, where it is, what to try next."""
+    metrics = result["metrics"]
+    assert isinstance(metrics, dict)
+    rates = ", ".join(
+        f"{each['error_rate']:.2%} error on {name} ({each['split']})"
+        for name, each in metrics.items()
+    )
+    paper = f"; the paper reports {paper_error:.2%}" if paper_error is not None else ""
+    minutes = float(str(result["seconds"])) / 60
+    print(f"{rates} after {result['steps']:,} steps in {minutes:.1f} minutes{paper}")
+    print(f"model, log and record are in {run}; next: capsnet evaluate {shlex.quote(str(run))}")
+
+
+def _print_json(record: Mapping[str, object]) -> None:
+    print(dumps(record, indent=2))

@@ -1,0 +1,280 @@
+"""The settings of a training run, and their form as plain dictionaries (JSON, TOML)."""
+
+import difflib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from capsnet.data import DataConfig
+from capsnet.models import ModelConfig
+from capsnet.models.weights import config_from_dict, config_to_dict
+
+Made = TypeVar("Made")
+_TABLES = ("data", "model")
+
+#: Fields that may change when a run goes on: they say where and how often, not what is computed.
+CHANGEABLE = frozenset(
+    {
+        "threads",
+        "device",
+        "compile",
+        "tensorboard",
+        "checkpoint_minutes",
+        "checkpoint_epochs",
+        "data.data_dir",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides the outcome of a training run."""
+
+    preset: str
+    """The preset the run started from (`capsnet list`)."""
+
+    data: DataConfig
+    """What to train on."""
+
+    model: ModelConfig
+    """What to train; image shape and number of classes are taken from the data."""
+
+    seed: int = 0
+    """Seed of initial values, order, augmentation and dropout."""
+
+    epochs: int | None = None
+    """Passes over the training set; or give the number of steps."""
+
+    steps: int | None = None
+    """Updates to make, where epochs mean little (MultiMNIST has 60 million examples)."""
+
+    batch_size: int = 128
+    """Images in one update, over all processes together."""
+
+    learning_rate: float = 1e-3
+    """Highest learning rate of Adam (TensorFlow's default, §4)."""
+
+    schedule: Literal["cosine", "paper"] = "cosine"
+    """cosine: linear warm-up, then to zero over the run; paper: ×0.96 every decay_steps."""
+
+    warmup_steps: int = 200
+    """Steps of linear warm-up of the cosine schedule, at most a tenth of the run."""
+
+    decay_steps: int = 2000
+    """Period of the paper's decay; 10× larger for MultiMNIST (§6.2)."""
+
+    reconstruction_weight: float = 0.01
+    """Weight of the summed squared error beside the margin loss summed over classes.
+
+    §4.1 says 0.0005; the authors' code averages the margin loss over ten classes and halves it,
+    which amounts to 0.01 in these units.
+    """
+
+    upper: float = 0.9
+    """m⁺: a present class's capsule should be at least this long (Eq. 4)."""
+
+    lower: float = 0.1
+    """m⁻: an absent class's capsule should be at most this long (Eq. 4)."""
+
+    absent_weight: float = 0.5
+    """λ: weight of the absent classes (Eq. 4)."""
+
+    average_decay: float = 0.0
+    """Decay of the running weight average (0.999, say) that is evaluated and saved; 0: none."""
+
+    evaluate_every: int = 0
+    """Evaluate after every so many epochs, or steps if the run is given in steps.
+
+    For the curve alone: nothing is chosen by it, the result is that of the end.
+    """
+
+    evaluate_on: tuple[str, ...] = ()
+    """Further datasets whose test sets the finished model is evaluated on."""
+
+    num_evaluated: int | None = None
+    """Evaluate on so many examples, spread evenly over the set, instead of all."""
+
+    log_every: int = 50
+    """Steps between two lines of log.jsonl."""
+
+    checkpoint_minutes: float = 5.0
+    """Longest time between two checkpoints."""
+
+    checkpoint_epochs: int = 1
+    """Epochs between two checkpoints; 0: by time alone."""
+
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, mps: only cpu has been tested."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the network under autocast; slower than float32 on most CPUs."""
+
+    compile: bool = False
+    """Compile the network by torch.compile: minutes of waiting, needs a C++ compiler."""
+
+    threads: int | None = None
+    """CPU threads of all processes together; default: what PyTorch chooses."""
+
+    tensorboard: bool = False
+    """Write scalars and reconstructions for TensorBoard (extra: tensorboard)."""
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(
+                "a run needs either epochs or steps, and not both; "
+                f"got epochs={self.epochs}, steps={self.steps}"
+            )
+        for name in ("epochs", "steps", "batch_size", "decay_steps", "log_every", "num_evaluated"):
+            _require(self, name, minimum=1)
+        for name in ("evaluate_every", "warmup_steps", "checkpoint_epochs", "seed"):
+            _require(self, name, minimum=0)
+        _require(self, "threads", minimum=1)
+        for name in ("learning_rate", "checkpoint_minutes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("reconstruction_weight", "absent_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.average_decay < 1:
+            raise ValueError(f"average_decay must lie in [0, 1), got {self.average_decay}")
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run's directory unless another is given."""
+        return f"{self.preset}-seed{self.seed}"
+
+
+def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
+    """Number of updates that the run makes in all."""
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    return config.epochs * steps_per_epoch
+
+
+def to_dict(config: TrainConfig) -> dict[str, object]:
+    """Plain dictionary of a run's settings, as `config.json` holds it."""
+    plain = cast(dict[str, object], _plain(asdict(config)))
+    plain["model"] = config_to_dict(config.model)
+    return plain
+
+
+def from_dict(plain: Mapping[str, object]) -> TrainConfig:
+    """A run's settings from `to_dict`."""
+    values = dict(plain)
+    data = _make(DataConfig, DataConfig, _table(values, "data"))
+    model = config_from_dict(_table(values, "model"))
+    return _make(partial(TrainConfig, data=data, model=model), TrainConfig, values)
+
+
+def override(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
+    """The settings with some of them changed; `data` and `model` are dictionaries themselves.
+
+    Giving steps takes epochs back and the reverse.
+    """
+    values = dict(changes)
+    data = _make(partial(replace, config.data), DataConfig, _table(values, "data"))
+    model = _make(partial(replace, config.model), type(config.model), _table(values, "model"))
+    if values.get("steps") is not None:
+        values.setdefault("epochs", None)
+    if values.get("epochs") is not None:
+        values.setdefault("steps", None)
+    return _make(partial(replace, config, data=data, model=model), TrainConfig, values)
+
+
+def differing_fields(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[object, object]]:
+    """Fields that differ between two runs and decide the outcome, with both values."""
+    before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
+    return {
+        name: (before.get(name), after.get(name))
+        for name in before | after
+        if before.get(name) != after.get(name) and name not in CHANGEABLE
+    }
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> ValueError:
+    """Error for a name that does not exist, with the nearest that does.
+
+    >>> print(unknown_name("preset", "minst", ["mnist", "svhn"]))
+    unknown preset 'minst'; did you mean 'mnist'? (known: mnist, svhn)
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    guess = f"; did you mean {near[0]!r}?" if near else ";"
+    return ValueError(f"unknown {kind} {name!r}{guess} ({hint or 'known: ' + ', '.join(names)})")
+
+
+def _require(config: TrainConfig, name: str, *, minimum: int) -> None:
+    value = getattr(config, name)
+    if value is not None and value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def _table(values: dict[str, object], name: str) -> dict[str, object]:
+    """Takes the table of that name out of the values."""
+    value = values.pop(name, {})
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a table of settings, got {value!r}")
+    return dict(value)
+
+
+def _flatten(plain: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _plain(value: object) -> object:
+    """JSON's types for a value of a config: paths become text, tuples lists."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _make(build: Callable[..., Made], cls: type, values: Mapping[str, object]) -> Made:
+    """What `build` makes of values for fields of a dataclass, once they are known to fit."""
+    hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in _TABLES}
+    for name in values:
+        if name not in hints:
+            raise unknown_name("setting", name, hints)
+    return build(**{name: _decode(name, value, hints[name]) for name, value in values.items()})
+
+
+def _decode(name: str, value: object, hint: object) -> object:
+    """The value in the annotated type, or a ValueError that names the field."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for option in arguments:
+            try:
+                return _decode(name, value, option)
+            except ValueError:
+                continue
+    elif origin is Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple and isinstance(value, list | tuple):
+        inner = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(inner) == len(value):
+            return tuple(_decode(name, item, kind) for item, kind in zip(value, inner, strict=True))
+    elif hint in (None, type(None)):
+        if value is None:
+            return None
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif hint is Path:
+        if isinstance(value, str | Path):
+            return Path(value)
+    elif isinstance(hint, type) and type(value) is hint:
+        return value
+    wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    raise ValueError(f"{name} must be {wanted}, got {value!r}")

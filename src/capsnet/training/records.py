@@ -1,0 +1,211 @@
+"""What a run writes down about itself: checked JSON, the log, versions and hardware."""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from capsnet.models.weights import WEIGHTS, write_atomically
+
+CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
+CHECKPOINTS = "checkpoints"
+
+
+def write_json(path: Path, record: Mapping[str, object]) -> None:
+    """Writes a record as JSON that carries its own SHA-256, whole or not at all."""
+    checked = {**record, "sha256": _json_digest(record)}
+    write_atomically(path, (json.dumps(checked, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Reads what `write_json` wrote; a ValueError names a file that is damaged."""
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        raise ValueError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(record, dict) or record.pop("sha256", None) != _json_digest(record):
+        raise ValueError(f"{path} is damaged: its content does not fit its SHA-256")
+    return record
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class RunLog:
+    """Appends JSON lines to log.jsonl, and can go back to where a checkpoint was taken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def start(self) -> None:
+        """Begins an empty log."""
+        self._digest, self._size = hashlib.sha256(), 0
+        self.path.write_bytes(b"")
+
+    def rewind(self, position: Mapping[str, object]) -> str | None:
+        """Cuts the log back to `position`; what was wrong with it, if something was.
+
+        A log that does not begin with the lines of that time is kept under another name.
+        """
+        size = position["size"]
+        assert isinstance(size, int)
+        content = self.path.read_bytes()[:size] if self.path.exists() else b""
+        digest = hashlib.sha256(content)
+        if digest.hexdigest() == position["sha256"]:
+            self._digest, self._size = digest, size
+            with self.path.open("r+b") as file:
+                file.truncate(size)
+            return None
+        if not self.path.exists():
+            self.start()
+            return f"{self.path} is missing; a new one begins here"
+        damaged = self.path.with_name("log.damaged.jsonl")
+        self.path.replace(damaged)
+        self.start()
+        return f"{self.path} is damaged; it was renamed to {damaged.name} and a new one begins here"
+
+    def append(self, line: Mapping[str, object]) -> None:
+        """Adds one line."""
+        content = (json.dumps(line) + "\n").encode()
+        with self.path.open("ab") as file:
+            file.write(content)
+        self._digest.update(content)
+        self._size += len(content)
+
+    def position(self) -> dict[str, object]:
+        """Where the log ends now, once it is on the disk: for `rewind`."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        return {"size": self._size, "sha256": self._digest.hexdigest()}
+
+
+@contextmanager
+def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Holds a run's directory for this process: made, found or emptied, as was asked.
+
+    Raises a ValueError when there is a run already and nobody said what to do with it.
+    """
+    exists = run.is_dir() and any(run.iterdir())
+    is_run = any((run / name).exists() for name in (CONFIG, CHECKPOINTS, WEIGHTS, RESULT))
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"{run} is a file, but a run needs a directory of its own")
+    if resume and overwrite:
+        raise ValueError("a run is either resumed or overwritten, not both")
+    if resume and not is_run:
+        raise ValueError(f"there is no run in {run} to resume")
+    if exists and not resume and not overwrite:
+        raise ValueError(f"{run} exists already: --resume goes on with it, --overwrite begins anew")
+    if exists and overwrite and not is_run:
+        raise ValueError(f"{run} holds something else than a run, which is not overwritten")
+    run.mkdir(parents=True, exist_ok=True)
+    with _locked(run):
+        if overwrite:
+            for name in (RESULT, WEIGHTS, LOG, CONFIG):
+                (run / name).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                shutil.rmtree(run / CHECKPOINTS)
+        yield
+
+
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """Keeps a second process from writing to the run; a killed one lets go by itself."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(run, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is training in {run}") from None
+        except OSError:
+            pass  # some network file systems cannot lock
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def damaged_files(run: Path) -> list[str]:
+    """What is wrong with the files of a finished run, one sentence each."""
+    try:
+        files = read_json(run / RESULT)["files"]
+    except OSError:
+        return [f"{run / RESULT} is missing"]
+    except ValueError as error:
+        return [str(error)]
+    assert isinstance(files, dict)
+    complaints = []
+    for name, digest in files.items():
+        if not (run / name).exists():
+            complaints.append(f"{run / name} is missing")
+        elif file_digest(run / name) != digest:
+            complaints.append(f"{run / name} is damaged: it does not fit its SHA-256 in {RESULT}")
+    return complaints
+
+
+def describe_environment() -> dict[str, object]:
+    """Commit, versions and hardware that a result was obtained with."""
+    return {
+        "commit": find_commit(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("capsnet", "torch", "numpy")},
+        },
+        "hardware": {
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def find_commit() -> str | None:
+    """Commit of the checkout that the package runs from, with + if files differ from it."""
+    folder = Path(__file__).resolve().parent
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=5,
+    )
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _json_digest(record: Mapping[str, object]) -> str:
+    canonical = json.dumps(record, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
