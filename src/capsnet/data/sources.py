@@ -1,91 +1,288 @@
-"""Where datasets come from and where they are kept."""
+"""Where datasets come from.
+
+Every file is downloaded from its authors or a mirror and accepted only with the checksum below.
+The MD5 that the authors of CIFAR-10 and Fashion-MNIST publish stand in `published_md5`; the authors
+of SVHN, smallNORB and affNIST publish none. All SHA-256 and sizes are those that the TensorFlow
+Datasets catalogue recorded when it fetched the same addresses.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import lzma
-import os
-import secrets
-import sys
-from importlib import resources
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-from jaxtyping import Int64, UInt8
+from capsnet.data.storage import find_data_dir
 
-from capsnet.data.readers import read_idx
+_TORONTO = "https://www.cs.toronto.edu/~"
+_FASHION = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+)
+_NORB = (
+    "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
+    "http://www.cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
+)
+_SVHN = (
+    "http://ufldl.stanford.edu/housenumbers/",
+    "https://ufldl.stanford.edu/housenumbers/",
+)
 
-MNIST_MD5 = {
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file as its authors publish it."""
+
+    name: str
+    """File name, kept as it is."""
+    size: int
+    """Bytes."""
+    sha256: str
+    """Checksum that a download must have."""
+    addresses: tuple[str, ...]
+    """Where to get it: the authors first, then mirrors."""
+    published_md5: str | None = None
+    """The authors' own checksum, where they give one."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset that is fetched from its authors."""
+
+    homepage: str
+    """Where its authors describe it."""
+    terms: str
+    """What its authors say about its use."""
+    files: tuple[RemoteFile, ...]
+    """All files needed."""
+
+
+def _mirrored(
+    bases: tuple[str, ...], name: str, size: int, *, sha256: str, md5: str | None = None
+) -> RemoteFile:
+    return RemoteFile(name, size, sha256, tuple(base + name for base in bases), md5)
+
+
+SOURCES: dict[str, Source] = {
+    "fashion-mnist": Source(
+        "https://github.com/zalandoresearch/fashion-mnist",
+        "MIT licence",
+        (
+            _mirrored(
+                _FASHION,
+                "train-images-idx3-ubyte.gz",
+                26421880,
+                sha256="3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            ),
+            _mirrored(
+                _FASHION,
+                "train-labels-idx1-ubyte.gz",
+                29515,
+                sha256="a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                md5="25c81989df183df01b3e8a0aad5dffbe",
+            ),
+            _mirrored(
+                _FASHION,
+                "t10k-images-idx3-ubyte.gz",
+                4422102,
+                sha256="346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                md5="bef4ecab320f06d8554ea6380940ec79",
+            ),
+            _mirrored(
+                _FASHION,
+                "t10k-labels-idx1-ubyte.gz",
+                5148,
+                sha256="67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                md5="bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+        ),
+    ),
+    "affnist": Source(
+        "https://www.cs.toronto.edu/~tijmen/affNIST/",
+        "made from MNIST; its author states no licence",
+        (
+            _mirrored(
+                (
+                    _TORONTO + "tijmen/affNIST/32x/transformed/",
+                    "http://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/",
+                ),
+                "test.mat.zip",
+                121743191,
+                sha256="2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a",
+            ),
+        ),
+    ),
+    "cifar10": Source(
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "no licence stated; its author asks to be cited",
+        (
+            _mirrored(
+                (
+                    _TORONTO + "kriz/",
+                    "https://cave.cs.toronto.edu/kriz/",
+                    "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/",
+                ),
+                "cifar-10-binary.tar.gz",
+                170052171,
+                sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                md5="c32a1d4ab5d03f1284b67883e8d87530",
+            ),
+        ),
+    ),
+    "smallnorb": Source(
+        "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
+        "for research only, not to be sold; its authors ask to be cited",
+        (
+            _mirrored(
+                _NORB,
+                "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz",
+                131896188,
+                sha256="5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873",
+            ),
+            _mirrored(
+                _NORB,
+                "smallnorb-5x46789x9x18x6x2x96x96-training-cat.mat.gz",
+                348,
+                sha256="2784e542c1922060691090952b6cd6278879a216c90f81476f0f00256d42cdaa",
+            ),
+            _mirrored(
+                _NORB,
+                "smallnorb-5x46789x9x18x6x2x96x96-training-info.mat.gz",
+                71052,
+                sha256="de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
+            ),
+            _mirrored(
+                _NORB,
+                "smallnorb-5x01235x9x18x6x2x96x96-testing-dat.mat.gz",
+                130799817,
+                sha256="cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
+            ),
+            _mirrored(
+                _NORB,
+                "smallnorb-5x01235x9x18x6x2x96x96-testing-cat.mat.gz",
+                347,
+                sha256="ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff",
+            ),
+            _mirrored(
+                _NORB,
+                "smallnorb-5x01235x9x18x6x2x96x96-testing-info.mat.gz",
+                10428,
+                sha256="16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
+            ),
+        ),
+    ),
+    "svhn": Source(
+        "http://ufldl.stanford.edu/housenumbers/",
+        "for non-commercial use only",
+        (
+            _mirrored(
+                _SVHN,
+                "train_32x32.mat",
+                182040794,
+                sha256="435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            ),
+            _mirrored(
+                _SVHN,
+                "test_32x32.mat",
+                64275384,
+                sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            ),
+        ),
+    ),
 }
 
 
-def find_data_dir(data_dir: Path | None = None) -> Path:
-    """The folder that holds datasets: the given one, or CAPSNET_DATA, or the platform's cache."""
-    if data_dir is not None:
-        return data_dir.expanduser()
-    if chosen := os.environ.get("CAPSNET_DATA"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "capsnet"
+@runtime_checkable
+class ProgressBar(Protocol):
+    """What shows how far a download is; `total` is set when the server says its size."""
+
+    total: int
+
+    def update(self, amount: int) -> None:
+        """So many bytes more."""
+
+    def reset(self) -> None:
+        """Back to nothing."""
+
+    def close(self) -> None:
+        """Done."""
 
 
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Puts a complete file in place at once: whoever looks finds the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+def download(
+    name: str,
+    data_dir: Path | None = None,
+    *,
+    report: Callable[[str], None] = print,
+    make_progress: Callable[[RemoteFile], ProgressBar] | None = None,
+) -> list[Path]:
+    """Fetches the files of a dataset that are not there yet, each verified before it is in place.
 
+    Args:
+        name: a key of `SOURCES`.
+        data_dir: the folder of datasets; the files go into its subfolder `name`.
+        report: called with a sentence about each bad file and each address that failed.
+        make_progress: called for each file to show how far it is.
 
-def load_mnist(
-    split: str, data_dir: Path | None = None
-) -> tuple[UInt8[np.ndarray, "N 1 28 28"], Int64[np.ndarray, " N"]]:
-    """MNIST's digits and labels, from the package itself (§5).
-
-    The IDX files are unpacked once into the data folder and memory-mapped from there; their
-    published MD5 is checked every time, and a damaged one is unpacked again.
-
-    >>> digits, labels = load_mnist("test")
-    >>> digits.shape, labels[:5]
-    ((10000, 1, 28, 28), array([7, 2, 1, 0, 4]))
+    Returns:
+        The paths of all files.
     """
-    prefix = "t10k" if split == "test" else "train"
-    images = _load_mnist_file(f"{prefix}-images-idx3-ubyte", 3, data_dir)
-    labels = _load_mnist_file(f"{prefix}-labels-idx1-ubyte", 1, data_dir)
-    return images[:, None], labels.astype(np.int64)
+    folder = find_data_dir(data_dir) / name
+    return [_download_file(file, folder, report, make_progress) for file in SOURCES[name].files]
 
 
-def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[np.ndarray, ...]:
-    path = find_data_dir(data_dir) / "mnist" / name
-    if not (path.is_file() and _file_md5(path) == MNIST_MD5[name]):
-        packed = resources.files("capsnet.data").joinpath("files", f"{name}.xz").read_bytes()
-        data = lzma.decompress(packed)
-        if hashlib.md5(data, usedforsecurity=False).hexdigest() != MNIST_MD5[name]:
-            raise OSError(f"the package's own {name} is damaged; install capsnet again")
+def _download_file(
+    file: RemoteFile,
+    folder: Path,
+    report: Callable[[str], None],
+    make_progress: Callable[[RemoteFile], ProgressBar] | None,
+) -> Path:
+    path = folder / file.name
+    if path.is_file():
+        if path.stat().st_size == file.size and _file_sha256(path) == file.sha256:
+            return path
+        report(f"{path} is not the file its authors published; it is removed and fetched again")
+        path.unlink()
+    # Here, not above: pooch and requests take a tenth of a second that only downloads need.
+    import pooch
+    from requests import RequestException
+
+    pooch.get_logger().setLevel("WARNING")
+    for address in file.addresses:
+        downloader = pooch.HTTPDownloader(
+            progressbar=make_progress(file) if make_progress else False,
+            timeout=30,
+            # A server must not unpack a .gz on the way: its checksum would be another.
+            headers={"Accept-Encoding": "identity"},
+        )
         try:
-            write_atomically(path, data)
-        except OSError:  # a read-only or full disk: the data then lives in memory
-            header = 4 + 4 * num_dims
-            shape = np.frombuffer(data[4:header], dtype=">u4").astype(int)
-            return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
-    return read_idx(path, num_dims)
+            pooch.retrieve(
+                address,
+                known_hash=f"sha256:{file.sha256}",
+                fname=file.name,
+                path=folder,
+                downloader=downloader,
+            )
+            return path
+        except RequestException as error:
+            report(f"{address} could not be reached: {_root_cause(error)}")
+        except ValueError:  # pooch removed the file, whose checksum is wrong
+            report(f"{address} sent a file with a wrong checksum; it was removed")
+    raise OSError(
+        f"no address of {file.name} delivered it; fetch it in another way, for instance from "
+        f"{file.addresses[0]}, and put it into {folder}"
+    )
 
 
-def _file_md5(path: Path) -> str:
+def _root_cause(error: BaseException) -> str:
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error) or type(error).__name__
+
+
+def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

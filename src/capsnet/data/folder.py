@@ -1,0 +1,211 @@
+"""A user's own images: a folder with one subfolder per class."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+from PIL import Image, ImageOps
+
+from capsnet.data.order import shuffle
+from capsnet.data.storage import find_data_dir, write_atomically
+
+_IGNORED = {"thumbs.db", "desktop.ini"}  # what file managers leave behind, besides dot files
+_DIGEST_SIZE = 32
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images of a folder and how they are divided."""
+
+    class_names: tuple[str, ...]
+    """The subfolders' names in alphabetical order."""
+    paths: tuple[Path, ...]
+    """All image files, by split if there are folders for it, class and name."""
+    labels: Int64[np.ndarray, " N"]
+    """The class of each."""
+    in_test: Int64[np.ndarray, " N"]
+    """1 for an image of the test set, 0 for one of the training set."""
+
+
+def list_folder(folder: Path, *, test_fraction: float, seed: int) -> ImageFolder:
+    """What images a folder holds, and which of them are for testing.
+
+    Args:
+        folder: has one subfolder per class, or `train` and `test` that have.
+        test_fraction: without `train` and `test`, this part of each class is for testing.
+        seed: decides which.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"a folder of images must exist, got {folder}")
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction}")
+    subfolders = _list_subfolders(folder)
+    names = {subfolder.name for subfolder in subfolders}
+    if not names & {"train", "test"}:
+        files = _list_classes(folder, subfolders)
+        in_test = [
+            number
+            for name, paths in files.items()
+            for number in _choose_test(folder / name, len(paths), test_fraction, seed)
+        ]
+        return _gather([files], in_test)
+    if names != {"train", "test"}:
+        raise ValueError(
+            f"{folder} must hold either the folders train and test or one folder per class, "
+            f"got {', '.join(sorted(names))}"
+        )
+    parts = [_list_classes(part, _list_subfolders(part)) for part in subfolders[::-1]]
+    if odd := sorted(set(parts[0]) ^ set(parts[1])):
+        raise ValueError(f"train and test of {folder} must have the same classes; {odd[0]} differs")
+    return _gather(
+        parts, [part for part in (0, 1) for paths in parts[part].values() for _ in paths]
+    )
+
+
+def load_folder(
+    folder: Path, contents: ImageFolder, *, size: int, num_channels: int
+) -> UInt8[np.ndarray, "N C H W"]:
+    """All images of a folder, resized; read once, then mapped from a cache.
+
+    Each is scaled to fit into a square and centred on black, so that nothing is cut or distorted.
+    The cache is made anew when a file is added, removed or changed.
+
+    Args:
+        folder: where the images are.
+        contents: what `list_folder` found there.
+        size: rows and columns of the result.
+        num_channels: 3 for colour, 1 for grey.
+    """
+    if not 8 <= size <= 512:
+        raise ValueError(f"image_size must be between 8 and 512, got {size}")
+    if num_channels not in (1, 3):
+        raise ValueError(f"image_channels must be 3 for colour or 1 for grey, got {num_channels}")
+    shape = (len(contents.paths), num_channels, size, size)
+    place = f"{folder.resolve()}/{size}x{num_channels}"
+    listing = json.dumps(
+        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in contents.paths]
+    )
+    # One cache for each folder and form; its name's second half is what it was made from.
+    cache = find_data_dir() / "folders" / f"{_digest(place)}-{_digest(listing)}.bytes"
+    cached = _open_cache(cache, shape)
+    if cached is not None:
+        return cached
+    images = np.empty(shape, dtype=np.uint8)
+    for image, path in zip(images, contents.paths, strict=True):
+        image[...] = _read_image(path, size, num_channels)
+    try:
+        _write_cache(cache, images)
+    except OSError:  # a read-only or full disk: the images then live in memory
+        return images
+    return images
+
+
+def _list_subfolders(folder: Path) -> list[Path]:
+    for entry in _visible(folder):
+        if not entry.is_dir():
+            raise ValueError(f"{folder} must hold only folders, got the file {entry.name}")
+    return _visible(folder)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(
+        entry
+        for entry in folder.iterdir()
+        if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED
+    )
+
+
+def _list_classes(folder: Path, subfolders: list[Path]) -> dict[str, list[Path]]:
+    if len(subfolders) < 2:
+        found = subfolders[0].name if subfolders else "none"
+        raise ValueError(
+            f"{folder} must hold a folder for each of two classes or more, got {found}"
+        )
+    classes = {subfolder.name: _visible(subfolder) for subfolder in subfolders}
+    for name, paths in classes.items():
+        if not paths:
+            raise ValueError(f"every class must have images, but {folder / name} is empty")
+        for path in paths:
+            if not path.is_file():
+                raise ValueError(f"a class folder must hold only images, got the folder {path}")
+    return classes
+
+
+def _choose_test(folder: Path, count: int, fraction: float, seed: int) -> list[int]:
+    """1 for test and 0 for training, for each image of a class; at least one of either."""
+    if count < 2:
+        raise ValueError(
+            f"a class needs two images or more to be divided into training and test, "
+            f"but {folder} has {count}"
+        )
+    num_test = min(max(round(count * fraction), 1), count - 1)
+    order = shuffle(np.arange(count), count, seed=seed, epoch=0)
+    return [int(place < num_test) for place in order]
+
+
+def _gather(parts: list[dict[str, list[Path]]], in_test: list[int]) -> ImageFolder:
+    labels = [label for part in parts for label, paths in enumerate(part.values()) for _ in paths]
+    return ImageFolder(
+        class_names=tuple(parts[0]),
+        paths=tuple(path for part in parts for paths in part.values() for path in paths),
+        labels=np.array(labels, dtype=np.int64),
+        in_test=np.array(in_test, dtype=np.int64),
+    )
+
+
+def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "C H W"]:
+    try:
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file)
+            if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
+                image = _as_bytes(image)
+            if image.has_transparency_data:
+                transparent = image.convert("RGBA")
+                image = Image.new("RGBA", image.size, (0, 0, 0, 255))
+                image.alpha_composite(transparent)
+            image = ImageOps.pad(image.convert("RGB" if num_channels == 3 else "L"), (size, size))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} is no image that can be read: {error}") from error
+    pixels = np.asarray(image, dtype=np.uint8).reshape(size, size, num_channels)
+    return pixels.transpose(2, 0, 1)
+
+
+def _as_bytes(image: Image.Image) -> Image.Image:
+    values = np.asarray(image, dtype=np.float64)
+    white = 65535 if values.max() > 255 else 255
+    return Image.fromarray((values.clip(0, white) * (255 / white)).round().astype(np.uint8))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _digest_images(images: UInt8[np.ndarray, "N C H W"]) -> bytes:
+    return hashlib.blake2b(images.data, digest_size=_DIGEST_SIZE).digest()
+
+
+def _open_cache(cache: Path, shape: tuple[int, ...]) -> UInt8[np.ndarray, "N C H W"] | None:
+    """The images in a cache file, which ends in a digest of them; None unless it is whole."""
+    count = math.prod(shape)
+    try:
+        content = np.memmap(cache, dtype=np.uint8, mode="r")
+    except (OSError, ValueError):  # not there, or empty
+        return None
+    if len(content) != count + _DIGEST_SIZE:
+        return None
+    images = content[:count].reshape(shape)
+    return images if _digest_images(images) == content[count:].tobytes() else None
+
+
+def _write_cache(cache: Path, images: UInt8[np.ndarray, "N C H W"]) -> None:
+    write_atomically(cache, images.data, _digest_images(images))
+    place = cache.name.partition("-")[0]
+    for older in cache.parent.glob(f"{place}-*.bytes"):
+        if older != cache:
+            older.unlink(missing_ok=True)

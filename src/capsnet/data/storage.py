@@ -1,0 +1,135 @@
+"""Where datasets are kept: the data folder, the forms in which files lie there, and MNIST."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import os
+import secrets
+import sys
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from capsnet.data.readers import read_idx
+
+MNIST_MD5 = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+_NORB_TRAIN = "smallnorb-5x46789x9x18x6x2x96x96-training"
+_NORB_TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
+
+# What each dataset is read from: one or more parts, each in any one of some forms.
+FORMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "fashion-mnist": {name: (name, f"{name}.gz") for name in MNIST_MD5},
+    "affnist": {"test": ("test.mat", "test.mat.zip")},
+    "cifar10": {
+        "all": (
+            *("cifar-10-batches-bin", "cifar-10-batches-py"),
+            *("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
+            *("data_batch_1.bin", "data_batch_1"),
+        )
+    },
+    "smallnorb": {
+        f"{split} {kind}": (f"{stem}-{kind}.mat", f"{stem}-{kind}.mat.gz")
+        for split, stem in (("train", _NORB_TRAIN), ("test", _NORB_TEST))
+        for kind in ("dat", "cat")
+    },
+    "svhn": {"train": ("train_32x32.mat",), "test": ("test_32x32.mat",)},
+}
+
+
+def find_data_dir(data_dir: Path | None = None) -> Path:
+    """The folder that holds datasets: the given one, or CAPSNET_DATA, or the platform's cache."""
+    if data_dir is not None:
+        return data_dir.expanduser()
+    if chosen := os.environ.get("CAPSNET_DATA"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "capsnet"
+
+
+def find_part(name: str, part: str, data_dir: Path | None) -> Path | None:
+    """A part of a dataset in the first form that there is, in DATA/NAME or in DATA itself."""
+    root = find_data_dir(data_dir)
+    for folder in (root / name, root):
+        for form in FORMS[name][part]:
+            if (folder / form).exists():
+                return folder / form
+    return None
+
+
+def require_part(name: str, part: str, data_dir: Path | None) -> Path:
+    """Like `find_part`; when nothing is there, the error says what to put where."""
+    path = find_part(name, part, data_dir)
+    if path is None:
+        folder = find_data_dir(data_dir) / name
+        raise FileNotFoundError(
+            f"{name} is not complete in {folder}: run `capsnet data get {name}`, "
+            f"or put {' or '.join(FORMS[name][part])} there"
+        )
+    return path
+
+
+def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
+    """Puts a complete file in place at once: whoever looks finds the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with draft.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def load_mnist(
+    split: str, data_dir: Path | None = None
+) -> tuple[UInt8[np.ndarray, "N 1 28 28"], Int64[np.ndarray, " N"]]:
+    """MNIST's digits and labels, from the package itself (§5).
+
+    The IDX files are unpacked once into the data folder and memory-mapped from there; their
+    published MD5 is checked every time, and a damaged one is unpacked again.
+
+    >>> digits, labels = load_mnist("test")
+    >>> digits.shape, labels[:5]
+    ((10000, 1, 28, 28), array([7, 2, 1, 0, 4]))
+    """
+    prefix = "t10k" if split == "test" else "train"
+    images = _load_mnist_file(f"{prefix}-images-idx3-ubyte", 3, data_dir)
+    labels = _load_mnist_file(f"{prefix}-labels-idx1-ubyte", 1, data_dir)
+    return images[:, None], labels.astype(np.int64)
+
+
+def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[np.ndarray, ...]:
+    path = find_data_dir(data_dir) / "mnist" / name
+    if not (path.is_file() and _file_md5(path) == MNIST_MD5[name]):
+        packed = resources.files("capsnet.data").joinpath("files", f"{name}.xz").read_bytes()
+        data = lzma.decompress(packed)
+        if hashlib.md5(data, usedforsecurity=False).hexdigest() != MNIST_MD5[name]:
+            raise OSError(f"the package's own {name} is damaged; install capsnet again")
+        try:
+            write_atomically(path, data)
+        except OSError:  # a read-only or full disk: the data then lives in memory
+            header = 4 + 4 * num_dims
+            shape = np.frombuffer(data[4:header], dtype=">u4").astype(int)
+            return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
+    return read_idx(path, num_dims)
+
+
+def _file_md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
