@@ -225,27 +225,41 @@ def download(
         name: a key of `SOURCES`.
         data_dir: the folder of datasets; the files go into its subfolder `name`.
         report: called with a sentence about each bad file and each address that failed.
-        make_progress: called for each file to show how far it is.
+        make_progress: called for each download to show how far it is.
 
     Returns:
         The paths of all files.
     """
     folder = find_data_dir(data_dir) / name
-    return [_download_file(file, folder, report, make_progress) for file in SOURCES[name].files]
+    missing = [file for file in SOURCES[name].files if not _is_verified(file, folder, report)]
+    for file in missing:
+        if not _fetch(file, folder, report, make_progress):
+            wanted = ", ".join(each.name for each in missing[missing.index(file) :])
+            raise OSError(
+                f"no address delivered {file.name}; fetch {wanted} in another way "
+                f"({SOURCES[name].homepage}) and put into {folder}"
+            )
+    return [folder / file.name for file in SOURCES[name].files]
 
 
-def _download_file(
+def _is_verified(file: RemoteFile, folder: Path, report: Callable[[str], None]) -> bool:
+    path = folder / file.name
+    if not path.is_file():
+        return False
+    if path.stat().st_size == file.size and _file_sha256(path) == file.sha256:
+        return True
+    # It stays until a verified one takes its place: it may be all that the user has.
+    report(f"{path} is not the file that its authors published; it is fetched again")
+    return False
+
+
+def _fetch(
     file: RemoteFile,
     folder: Path,
     report: Callable[[str], None],
     make_progress: Callable[[RemoteFile], ProgressBar] | None,
-) -> Path:
-    path = folder / file.name
-    if path.is_file():
-        if path.stat().st_size == file.size and _file_sha256(path) == file.sha256:
-            return path
-        report(f"{path} is not the file its authors published; it is removed and fetched again")
-        path.unlink()
+) -> bool:
+    """Whether some address delivered the file, verified and in place."""
     # Here, not above: pooch and requests take a tenth of a second that only downloads need.
     import pooch
     from requests import RequestException
@@ -266,15 +280,12 @@ def _download_file(
                 path=folder,
                 downloader=downloader,
             )
-            return path
+            return True
         except RequestException as error:
             report(f"{address} could not be reached: {_root_cause(error)}")
-        except ValueError:  # pooch removed the file, whose checksum is wrong
+        except ValueError:  # pooch has removed what it got
             report(f"{address} sent a file with a wrong checksum; it was removed")
-    raise OSError(
-        f"no address of {file.name} delivered it; fetch it in another way, for instance from "
-        f"{file.addresses[0]}, and put it into {folder}"
-    )
+    return False
 
 
 def _root_cause(error: BaseException) -> str:

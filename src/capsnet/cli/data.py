@@ -1,0 +1,174 @@
+"""The commands data list and data get."""
+
+import sys
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from capsnet.data import list_datasets
+from capsnet.data.catalogue import check_dataset
+from capsnet.data.sources import SOURCES, ProgressBar, RemoteFile, download
+from capsnet.data.storage import FORMS, find_data_dir, find_part
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+
+app = App(name="data", help="Fetch, check and show datasets.")
+
+_SUMMARIES = {
+    "mnist": "handwritten digits, 28×28 (§5)",
+    "fashion-mnist": "articles of clothing, 28×28",
+    "multimnist": "pairs of overlapping digits, 36×36 (§6.1)",
+    "mnist-40": "digits at random places, 40×40 (§5.2)",
+    "affnist": "digits under affine transformations, 40×40 (§5.2)",
+    "cifar10": "natural images, 24×24 of 32×32 (§7)",
+    "smallnorb": "stereo pairs of toys, 32×32 of 48×48 (§7)",
+    "svhn": "house numbers, 32×32 (§7)",
+    "folder": "images in --data-dir, one subfolder per class",
+}
+
+
+@dataclass(frozen=True)
+class DatasetState:
+    """What is there of a dataset; printed as it is by --json."""
+
+    name: str
+    """The dataset's name."""
+    summary: str
+    """What it shows."""
+    state: str
+    """`built in`, `made` when asked for, `here`, `incomplete`, `missing` or `yours`."""
+    paths: list[str]
+    """The files and folders that it is read from."""
+    num_bytes: int
+    """Their size."""
+    origin: str
+    """Where it comes from."""
+    terms: str
+    """What its authors say about its use."""
+
+
+@app.command(name="list")
+def list_data(*, data_dir: Path | None = None, json: Flag = False) -> int:
+    """Show every dataset: whether it is there, its size and where it comes from.
+
+    Args:
+        data_dir: Folder of datasets; default: CAPSNET_DATA, or capsnet in the user's cache.
+        json: Print as JSON.
+    """
+    states = [_inspect(name, data_dir) for name in list_datasets()]
+    folder = find_data_dir(data_dir)
+    if json:
+        print(dumps({"data_dir": str(folder), "datasets": [asdict(s) for s in states]}, indent=2))
+        return 0
+    print(f"Datasets in {folder} (capsnet data get NAME fetches what is missing):")
+    for state in states:
+        size = f"{state.num_bytes / 1e6:,.1f} MB" if state.num_bytes else ""
+        print(f"  {state.name:<14} {state.state:<10} {size:>10}  {state.summary}; {state.origin}")
+        for path in state.paths:
+            print(f"{'':<40}{path}")
+    return 0
+
+
+@app.command(name="get")
+def get_data(*names: str, data_dir: Path | None = None, json: Flag = False) -> int:
+    """Fetch datasets from their authors or a mirror, and verify them.
+
+    Args:
+        names: cifar10, svhn, smallnorb, fashion-mnist or affnist.
+        data_dir: Folder of datasets; default: CAPSNET_DATA, or capsnet in the user's cache.
+        json: Print what is there afterwards as JSON.
+    """
+    if not names:
+        raise ValueError(f"data get needs the name of a dataset: {', '.join(SOURCES)}")
+    for name in names:
+        check_dataset(name)
+    for name in names:
+        if name not in SOURCES:
+            print(
+                f"{name} needs no download: it is {_inspect(name, data_dir).state}", file=sys.stderr
+            )
+            continue
+        _fetch(name, data_dir)
+    if json:
+        print(dumps([asdict(_inspect(name, data_dir)) for name in names], indent=2))
+    return 0
+
+
+def _fetch(name: str, data_dir: Path | None) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    # On stderr, so that --json has stdout to itself.
+    console = Console(stderr=True)
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+
+        class Bar:
+            """Shows one file's progress; pooch drives it."""
+
+            def __init__(self, file: RemoteFile) -> None:
+                self.total = file.size
+                self._task = progress.add_task(file.name, total=file.size)
+
+            def update(self, amount: int) -> None:
+                progress.update(self._task, advance=amount)
+
+            def reset(self) -> None:
+                progress.reset(self._task)
+
+            def close(self) -> None:
+                progress.remove_task(self._task)
+
+        def make_bar(file: RemoteFile) -> ProgressBar:
+            return Bar(file)
+
+        paths = download(
+            name,
+            data_dir,
+            report=lambda sentence: console.print(sentence, soft_wrap=True, highlight=False),
+            make_progress=make_bar,
+        )
+    terms = SOURCES[name].terms
+    console.print(
+        f"{name} is in {paths[0].parent}, verified ({terms})", soft_wrap=True, highlight=False
+    )
+
+
+def _inspect(name: str, data_dir: Path | None) -> DatasetState:
+    """What is there of a dataset."""
+    if name == "mnist":
+        origin, terms = "part of capsnet", "CC BY-SA 3.0"
+        return DatasetState(name, _SUMMARIES[name], "built in", [], 0, origin, terms)
+    if name == "folder":
+        return DatasetState(name, _SUMMARIES[name], "yours", [], 0, "your own", "")
+    if name not in SOURCES:
+        origin, terms = "made from MNIST", "CC BY-SA 3.0"
+        return DatasetState(name, _SUMMARIES[name], "made", [], 0, origin, terms)
+    found = [find_part(name, part, data_dir) for part in FORMS[name]]
+    paths = sorted({path for path in found if path is not None})
+    if all(found):
+        state = "here"
+    elif name == "affnist":
+        state = "made"  # in the original's stead
+    else:
+        state = "incomplete" if paths else "missing"
+    source = SOURCES[name]
+    origin = "made from MNIST, affNIST-style" if state == "made" else source.homepage
+    size = sum(_size(path) for path in paths)
+    return DatasetState(
+        name, _SUMMARIES[name], state, [str(path) for path in paths], size, origin, source.terms
+    )
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size
