@@ -18,6 +18,7 @@ from capsnet.models import CapsNetConfig, CNNConfig
 from capsnet.models.weights import list_weights
 from capsnet.training import (
     PRESETS,
+    Preset,
     TrainConfig,
     TrainingStopped,
     configure,
@@ -157,7 +158,7 @@ def train(
     if json:
         _print_json(result)
     else:
-        _say_result(result, run, PRESETS[preset].paper_error)
+        _say_result(result, run, PRESETS[preset])
     return 0
 
 
@@ -293,7 +294,7 @@ def _stored_config(run: Path, preset: str, changes: Mapping[str, object]) -> Tra
     return override(config, changes)
 
 
-def _say_result(result: Mapping[str, object], run: Path, paper_error: float | None) -> None:
+def _say_result(result: Mapping[str, object], run: Path, preset: Preset) -> None:
     """What came out, where it is, what to try next."""
     metrics = result["metrics"]
     assert isinstance(metrics, dict)
@@ -301,7 +302,9 @@ def _say_result(result: Mapping[str, object], run: Path, paper_error: float | No
         f"{each['error_rate']:.2%} error on {name} ({each['split']})"
         for name, each in metrics.items()
     )
-    paper = f"; the paper reports {paper_error:.2%}" if paper_error is not None else ""
+    paper = ""
+    if preset.paper_error is not None:
+        paper = f" (paper: {preset.paper_error:.2%}, {preset.cell})"
     minutes = float(str(result["seconds"])) / 60
     print(f"{rates} after {result['steps']:,} steps in {minutes:.1f} minutes{paper}")
     print(f"model, log and record are in {run}; next: capsnet evaluate {shlex.quote(str(run))}")

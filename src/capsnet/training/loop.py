@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.backends import mps
 
 from capsnet.data import Batch, DataConfig, Split, iterate_batches, load_split, num_steps
 from capsnet.data.order import stream_key
@@ -44,7 +45,7 @@ from capsnet.training.processes import (
     catch_signals,
     join_processes,
 )
-from capsnet.training.progress import Reporter, Silent, TensorBoard, choose_reporter
+from capsnet.training.progress import Reporter, TensorBoard, choose_reporter
 from capsnet.training.records import (
     CONFIG,
     LOG,
@@ -80,7 +81,7 @@ def train(
             torch.set_num_threads(max(1, config.threads // processes.local_world_size))
         if not processes.is_first:
             processes.wait()  # until the first has prepared the directory
-            return Training(config, run, processes=processes, reporter=Silent(), stop=stop).run()
+            return Training(config, run, processes=processes, reporter=Reporter(), stop=stop).run()
         reporter = reporter or choose_reporter()
         with open_run(run, resume=resume, overwrite=overwrite):
             processes.wait()
@@ -105,13 +106,14 @@ class Training:
     ) -> None:
         self.folder, self.processes, self.reporter, self.stop = folder, processes, reporter, stop
         self.split = load_split(config.data, "train")
-        self.test = load_split(config.data, "validation" if config.data.held_out else "test")
+        # All of them now: a missing file should be noticed before hours of training.
+        self.tests = [load_split(config.data, "validation" if config.data.held_out else "test")]
+        for name in config.evaluate_on:
+            self.tests.append(load_split(DataConfig(name, data_dir=config.data.data_dir), "test"))
         self.config = config = fit_to_data(config, self.split)
         self.steps_per_epoch = num_steps(self.split, config.batch_size)
         self.num_steps = total_steps(config, self.steps_per_epoch)
-        self.device = torch.device(config.device)
-        if config.device == "cuda":
-            self.device = torch.device("cuda", processes.local_rank)
+        self.device = find_device(config.device, processes.local_rank)
         torch.manual_seed(config.seed)
         model = model_from_config(config.model).to(self.device)
         optimiser = torch.optim.Adam(
@@ -184,9 +186,8 @@ class Training:
         model, optimiser = self.state.model, self.state.optimiser
         batch = Batch(*(part.to(self.device) for part in batch))
         # Dropout, too, is a function of the position, so nothing else must be restored.
-        torch.manual_seed(
-            stream_key(self.config.seed, "dropout", self.state.step, self.processes.rank)
-        )
+        key = stream_key(self.config.seed, "dropout", self.state.step, self.processes.rank)
+        seed_dropout(key, self.device)
         with self.autocast():
             losses = compute_losses(self.forward, batch, self.config)
         share = len(batch.images) / self.config.batch_size
@@ -272,7 +273,7 @@ class Training:
 
     def log_evaluation(self) -> None:
         """Evaluates for the curve; nothing is chosen by it."""
-        evaluation = self.evaluate(self.test)
+        evaluation = self.evaluate(self.tests[0])
         self.reporter.say(f"step {self.state.step:,}: {evaluation.describe()}")
         self.write_line({"step": self.state.step, "evaluation": summary(evaluation)})
 
@@ -401,11 +402,7 @@ class Training:
 
     def finish(self) -> dict[str, object]:
         """Evaluates the last step's model, writes weights and result, removes checkpoints."""
-        data = self.config.data
-        evaluations = [self.evaluate(self.test)]
-        for name in self.config.evaluate_on:
-            other = load_split(DataConfig(name=name, data_dir=data.data_dir), "test")
-            evaluations.append(self.evaluate(other))
+        evaluations = [self.evaluate(split) for split in self.tests]
         for evaluation in evaluations:
             self.reporter.say(evaluation.describe())
         record = {
@@ -423,6 +420,29 @@ class Training:
         write_json(self.folder / RESULT, record)
         remove_checkpoints(self.folder)
         return record
+
+
+def seed_dropout(seed: int, device: torch.device) -> None:
+    """Seeds the generator that dropout draws from.
+
+    torch.manual_seed would note the call's traceback for a sleeping CUDA in every step.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def find_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of that name, "cuda" being this process's own; a ValueError if it is not here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device must be cpu, cuda, cuda:N or mps, got {name!r}") from None
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps.is_available()}
+    if not available.get(device.type, False):
+        raise ValueError(f"device {name} is not available here")
+    return torch.device("cuda", local_rank) if name == "cuda" else device
 
 
 def fit_to_data(config: TrainConfig, split: Split) -> TrainConfig:

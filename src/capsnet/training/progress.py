@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     pass
 
 
-class Reporter(Protocol):
-    """Where a run tells of its progress."""
+class Reporter:
+    """Where a run tells of its progress; this one keeps silent."""
 
     def start(self, step: int, num_steps: int) -> None:
         """The run begins or goes on after `step` of `num_steps` updates."""
@@ -28,23 +28,7 @@ class Reporter(Protocol):
         """The run has ended."""
 
 
-class Silent:
-    """Says nothing: for the second and further processes, and for tests."""
-
-    def start(self, step: int, num_steps: int) -> None:
-        """Nothing."""
-
-    def advance(self, step: int, line: Mapping[str, object] | None) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Lines(Silent):
+class Lines(Reporter):
     """One plain line for each line of the log."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -65,7 +49,7 @@ class Lines(Silent):
         print(text, file=self._stream, flush=True)
 
 
-class Bar(Silent):
+class Bar(Reporter):
     """A progress bar with loss, running error, images per second and the time left."""
 
     def __init__(self) -> None:

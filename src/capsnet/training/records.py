@@ -117,7 +117,11 @@ def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
                 (run / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 shutil.rmtree(run / CHECKPOINTS)
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                run.rmdir()  # where nothing was written, nothing is left
 
 
 @contextmanager
