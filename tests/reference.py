@@ -10,10 +10,11 @@ Array = NDArray[np.float64]
 
 def squash(vector: Array) -> Array:
     """Eq. 1 of one vector."""
-    length = math.sqrt(sum(x * x for x in vector))
+    length = math.sqrt(sum(float(x) ** 2 for x in vector))
     if length == 0:
         return np.zeros_like(vector)
-    return length**2 / (1 + length**2) * vector / length
+    squashed: Array = length**2 / (1 + length**2) * vector / length
+    return squashed
 
 
 def softmax(logits: Array, orphan: bool) -> Array:
@@ -67,7 +68,7 @@ def margin_loss(lengths: Array, targets: Array) -> float:
             length, present = lengths[image, k], targets[image, k]
             total += present * max(0.0, 0.9 - length) ** 2
             total += 0.5 * (1 - present) * max(0.0, length - 0.1) ** 2
-    return total / lengths.shape[0]
+    return float(total / lengths.shape[0])
 
 
 def convolution(image: Array, weight: Array, bias: Array, *, stride: int) -> Array:

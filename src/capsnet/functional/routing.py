@@ -6,7 +6,7 @@ holds every vote; layers with a cheaper way to answer bring a source of their ow
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,7 @@ class RoutingStep(NamedTuple):
     """v, the squashed outputs of the parents; (B, J, E) between dense layers."""
 
 
+@runtime_checkable
 class VoteSource(Protocol):
     """All that routing asks of the votes û."""
 
@@ -99,7 +100,7 @@ def iterate_routing(
     num_iterations: int = 3,
     *,
     prior_logits: Float[Tensor, "*pairs"] | None = None,
-    bias: Float[Tensor, "*parents E"] | None = None,
+    bias: Float[Tensor, "*shared E"] | None = None,
     orphan: bool = False,
 ) -> Iterator[RoutingStep]:
     """Yields every iteration of routing by agreement (Procedure 1); see `dynamic_routing`.
@@ -149,7 +150,7 @@ def dynamic_routing(
     num_iterations: int = 3,
     *,
     prior_logits: Float[Tensor, "*pairs"] | None = None,
-    bias: Float[Tensor, "*parents E"] | None = None,
+    bias: Float[Tensor, "*shared E"] | None = None,
     orphan: bool = False,
 ) -> Float[Tensor, "B *parents E"]:
     """Returns the outputs of the parents after routing by agreement (Procedure 1, Eq. 2–3).
