@@ -20,7 +20,8 @@ def squash(vector: Array) -> Array:
 def softmax(logits: Array, orphan: bool) -> Array:
     """Eq. 3 of one capsule; with an orphan, one more logit of zero that is dropped afterwards."""
     weights = np.array([math.exp(b) for b in logits])
-    return weights / (sum(weights) + (math.exp(0.0) if orphan else 0.0))
+    share: Array = weights / (sum(weights) + (math.exp(0.0) if orphan else 0.0))
+    return share
 
 
 def routing(

@@ -63,8 +63,10 @@ def test_the_package_stays_small() -> None:
 
 
 def test_importing_capsnet_loads_no_plotting_server_export_or_terminal_library() -> None:
-    heavy = ["matplotlib", "fastapi", "uvicorn", "onnx", "onnxruntime", "scipy", "pooch", "cyclopts",
-             "rich", "tensorboard", "PIL"]  # fmt: skip
+    heavy = [
+        "matplotlib", "fastapi", "uvicorn", "onnx", "onnxruntime", "scipy", "pooch", "cyclopts",
+        "rich", "tensorboard", "PIL",
+    ]  # fmt: skip
     script = f"import sys, capsnet; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
