@@ -176,7 +176,7 @@ class AffnistSplit(Split):
         low, high = self._extent(indices // WARPS_PER_DIGIT, matrix)
         # Between the centres of the outermost pixels, which stay black: proof that nothing is cut.
         first, last = -low, WARP_SIZE - 1 - high
-        place = np.stack((draws.uniform("column", 0, 1), draws.uniform("row", 0, 1)), axis=1)
+        place = np.stack((draws.uniform("column", 0.0, 1.0), draws.uniform("row", 0.0, 1.0)), axis=1)
         return Warps(matrix, first + place * (last - first))
 
     def make_batch(self, indices: Int64[np.ndarray, " B"], draws: Draws | None) -> Batch:

@@ -237,7 +237,7 @@ def download(
             wanted = ", ".join(each.name for each in missing[missing.index(file) :])
             raise OSError(
                 f"no address delivered {file.name}; fetch {wanted} in another way "
-                f"({SOURCES[name].homepage}) and put into {folder}"
+                f"({SOURCES[name].homepage}) and put them into {folder}"
             )
     return [folder / file.name for file in SOURCES[name].files]
 
