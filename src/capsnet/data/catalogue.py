@@ -101,7 +101,9 @@ def load_split(config: DataConfig, split: SplitName) -> Split:
     return _LOADERS[config.name](config, split)
 
 
-def _select(examples: Examples, config: DataConfig, split: SplitName) -> Examples:
+def _select(
+    examples: Examples, config: DataConfig, split: SplitName
+) -> tuple[UInt8[np.ndarray, "n C h w"], Int64[np.ndarray, " n"]]:
     """The part of the authors' training set, or all of their test set, that makes up the split."""
     images, labels = examples
     if split == "test":
