@@ -1,0 +1,257 @@
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from capsnet.functional.convolution import (
+    Algorithm,
+    choose_algorithm,
+    choose_tiles,
+    convolve2d,
+    store_taps_first,
+)
+from capsnet.functional.frequency import FrequencyConvolution, make_plan
+
+# Image rows and columns, kernel rows and columns, stride, padding, tiles by rows and columns.
+SHAPES = [
+    pytest.param((20, 20), (9, 9), 2, 0, (1, 1), id="primary capsules on MNIST"),
+    pytest.param((28, 28), (5, 5), 1, 2, (2, 2), id="baseline on MNIST"),
+    pytest.param((13, 11), (5, 4), 1, 2, (2, 3), id="tiles beyond the edge"),
+    pytest.param((12, 14), (4, 5), 3, 0, (1, 1), id="stride that divides no kernel"),
+    pytest.param((11, 12), (3, 2), 4, 1, (2, 2), id="stride beyond the kernel"),
+    pytest.param((6, 7), (6, 7), 1, 0, (1, 1), id="one output"),
+    pytest.param((5, 7), (1, 1), 2, 0, (1, 1), id="one tap"),
+    pytest.param((9, 8), (3, 4), 2, 1, (2, 1), id="tiles along rows only"),
+]
+
+
+def frequency(
+    images: Tensor, weight: Tensor, stride: int, padding: int, tiles: tuple[int, int]
+) -> Tensor:
+    plan = make_plan(
+        (images.shape[2], images.shape[3]),
+        (weight.shape[2], weight.shape[3]),
+        stride=stride,
+        padding=padding,
+        num_tiles=tiles,
+        dtype=weight.dtype,
+    )
+    outputs: Tensor = FrequencyConvolution.apply(images, weight, plan, None)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "direct", "frequency"])
+def test_convolution_equals_the_reference(algorithm: Algorithm) -> None:
+    images = torch.randn(2, 3, 12, 14, dtype=torch.float64)
+    weight = torch.randn(5, 3, 4, 7, dtype=torch.float64)
+    bias = torch.randn(5, dtype=torch.float64)
+    expected = [
+        reference.convolution(image.numpy(), weight.numpy(), bias.numpy(), stride=2)
+        for image in images
+    ]
+    got = convolve2d(images, weight, bias, stride=2, algorithm=algorithm)
+    for image, known in zip(got, expected, strict=True):
+        assert_close(image, torch.from_numpy(known), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride", "padding", "tiles"), SHAPES)
+def test_frequency_form_has_values_and_gradients_of_the_direct_one(
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: int,
+    padding: int,
+    tiles: tuple[int, int],
+) -> None:
+    images = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 3, *kernel, dtype=torch.float64, requires_grad=True)
+    direct = F.conv2d(images, weight, stride=stride, padding=padding)
+    fast = frequency(images, weight, stride, padding, tiles)
+    assert_close(fast, direct, rtol=0, atol=1e-12)
+    ahead = torch.randn_like(direct)
+    expected = torch.autograd.grad(direct, (images, weight), ahead)
+    got = torch.autograd.grad(fast, (images, weight), ahead)
+    assert_close(got, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+def test_frequency_form_gradcheck(needed: tuple[bool, bool]) -> None:
+    images = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=needed[0])
+    weight = torch.randn(4, 3, 3, 2, dtype=torch.float64, requires_grad=needed[1])
+    assert torch.autograd.gradcheck(
+        lambda images, weight: frequency(images, weight, 2, 1, (2, 1)), (images, weight)
+    )
+
+
+def test_second_derivative_of_the_frequency_form_is_refused() -> None:
+    images = torch.randn(2, 3, 7, 6, requires_grad=True)
+    outputs = convolve2d(images, torch.randn(4, 3, 3, 2), algorithm="frequency")
+    (gradient,) = torch.autograd.grad(outputs.square().sum(), images, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_convolution_by_hand() -> None:
+    images = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]])
+    weight = torch.tensor([[[[1.0, 0.0], [0.0, -1.0]]]])
+    got = convolve2d(images, weight, torch.tensor([10.0]), stride=2, algorithm="frequency")
+    assert_close(got, torch.tensor([[[[6.0]]]]))  # 1 − 5 + 10
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    height=st.integers(4, 17),
+    width=st.integers(4, 17),
+    kernel_height=st.integers(1, 4),
+    kernel_width=st.integers(1, 4),
+    stride=st.integers(1, 5),
+    padding=st.integers(0, 3),
+)
+def test_both_forms_agree_on_any_size(
+    batch: int,
+    height: int,
+    width: int,
+    kernel_height: int,
+    kernel_width: int,
+    stride: int,
+    padding: int,
+) -> None:
+    images = torch.randn(batch, 2, height, width, dtype=torch.float64)
+    weight = torch.randn(3, 2, kernel_height, kernel_width, dtype=torch.float64)
+    fast = convolve2d(images, weight, stride=stride, padding=padding, algorithm="frequency")
+    assert_close(fast, F.conv2d(images, weight, stride=stride, padding=padding), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "tiles"), [(20, 9, 2, 0, (1, 1)), (28, 5, 1, 2, (2, 2))]
+)
+def test_frequency_form_rounds_no_more_than_the_direct_one(
+    size: int, kernel: int, stride: int, padding: int, tiles: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Features are positive, weights and gradients are not.
+    images = torch.randn(8, 256, size, size, generator=generator).relu().requires_grad_()
+    weight = (torch.randn(256, 256, kernel, kernel, generator=generator) * 0.05).requires_grad_()
+    exact = F.conv2d(images.double(), weight.double(), stride=stride, padding=padding)
+    ahead = torch.randn(exact.shape, generator=generator)
+    truth = [exact, *torch.autograd.grad(exact, (images, weight), ahead.double())]
+
+    def errors(outputs: Tensor) -> list[float]:
+        values = [outputs, *torch.autograd.grad(outputs, (images, weight), ahead)]
+        return [
+            float((value.detach().double() - true.detach()).square().mean().sqrt())
+            for value, true in zip(values, truth, strict=True)
+        ]
+
+    direct = errors(F.conv2d(images, weight, stride=stride, padding=padding))
+    fast = errors(frequency(images, weight, stride, padding, tiles))
+    for ours, theirs in zip(fast, direct, strict=True):
+        assert ours <= theirs
+
+
+def test_layout_of_the_weight_survives_optimiser_and_state_dict() -> None:
+    conv = nn.Conv2d(4, 5, (3, 2))
+    conv.weight = nn.Parameter(store_taps_first(conv.weight.detach()))
+    stride = conv.weight.stride()
+    assert stride == (1, 5, 40, 20)
+    optimiser = torch.optim.Adam(conv.parameters(), fused=True)
+    convolve2d(torch.randn(2, 4, 6, 7), conv.weight, algorithm="frequency").sum().backward()
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.stride() == stride
+    optimiser.step()
+    assert optimiser.state[conv.weight]["exp_avg"].stride() == stride
+    conv.load_state_dict(nn.Conv2d(4, 5, (3, 2)).state_dict())
+    assert conv.weight.stride() == stride
+
+
+def test_weight_transformed_for_evaluation_is_not_used_after_it_changed() -> None:
+    images = torch.randn(2, 3, 8, 9)
+    weight = nn.Parameter(torch.randn(4, 3, 5, 6))
+
+    def evaluate() -> Tensor:
+        with torch.inference_mode():
+            return convolve2d(images, weight, algorithm="frequency").clone()
+
+    first = evaluate()
+    assert_close(evaluate(), first, rtol=0, atol=0)
+    optimiser = torch.optim.Adam([weight], fused=True)
+    convolve2d(images, weight, algorithm="frequency").sum().backward()
+    optimiser.step()
+    assert_close(evaluate(), F.conv2d(images, weight).detach(), atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        weight.copy_(torch.zeros_like(weight))
+    assert_close(evaluate(), torch.zeros_like(first))
+
+
+def test_frozen_weight_transformed_in_inference_mode_serves_a_gradient_of_images() -> None:
+    weight = torch.randn(4, 3, 5, 6)
+    images = torch.randn(2, 3, 8, 9, requires_grad=True)
+    with torch.inference_mode():
+        convolve2d(images, weight, algorithm="frequency")
+    outputs = convolve2d(images, weight, algorithm="frequency")
+    (got,) = torch.autograd.grad(outputs.sum(), images)
+    (expected,) = torch.autograd.grad(F.conv2d(images, weight).sum(), images)
+    assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_auto_is_direct_under_autocast_and_frequency_form_stays_exact_there() -> None:
+    images, weight = torch.randn(64, 64, 20, 20), torch.randn(64, 64, 9, 9)
+    assert choose_algorithm(images, weight, stride=2) == "frequency"
+    exact = F.conv2d(images[:1], weight, stride=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert choose_algorithm(images, weight, stride=2) == "direct"
+        assert convolve2d(images[:1], weight, stride=2).dtype == torch.bfloat16
+        half = images[:1].bfloat16()
+        assert convolve2d(half, weight, stride=2, algorithm="frequency").dtype == torch.float32
+        kept = convolve2d(images[:1], weight, stride=2, algorithm="frequency")
+    assert_close(kept, exact, atol=1e-3, rtol=1e-3)
+
+
+def test_auto_is_direct_in_an_exported_program() -> None:
+    class Layer(nn.Module):
+        def forward(self, images: Tensor, weight: Tensor) -> Tensor:
+            return convolve2d(images, weight, stride=2)
+
+    sizes = torch.randn(32, 64, 20, 20), torch.randn(64, 64, 9, 9)
+    assert choose_algorithm(*sizes, stride=2) == "frequency"
+    targets = [str(node.target) for node in torch.export.export(Layer(), sizes).graph.nodes]
+    assert any("conv2d" in target for target in targets)
+
+
+@pytest.mark.parametrize(
+    ("images", "weight", "expected"),
+    [
+        ((128, 256, 20, 20), (256, 256, 9, 9), "frequency"),
+        ((1, 256, 20, 20), (256, 256, 9, 9), "direct"),  # transforming the weight is not worth it
+        ((128, 1, 28, 28), (256, 1, 9, 9), "direct"),  # one channel: transforms would be all
+        ((128, 256, 20, 20), (256, 256, 1, 1), "direct"),  # nothing to save
+    ],
+)
+def test_auto_chooses_by_estimated_work(
+    images: tuple[int, ...], weight: tuple[int, ...], expected: str
+) -> None:
+    assert choose_algorithm(torch.empty(images), torch.empty(weight), stride=1) == expected
+
+
+def test_large_images_are_cut_into_tiles() -> None:
+    tiles, _ = choose_tiles(torch.empty(2, 64, 200, 120), torch.empty(64, 64, 5, 5))
+    assert min(tiles) > 1
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_convolution_names_what_does_not_fit() -> None:
+    images, weight = torch.randn(2, 3, 8, 9), torch.randn(4, 3, 5, 6)
+    with pytest.raises(ValueError, match="algorithm must be 'auto', 'direct' or 'frequency', got"):
+        convolve2d(images, weight, algorithm="fast")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must have the 7 channels of weight"):
+        convolve2d(images, torch.randn(4, 7, 5, 6))
+    with pytest.raises(ValueError, match="stride must be at least 1 and padding at least 0, got 0"):
+        convolve2d(images, weight, stride=0)
+    with pytest.raises(ValueError, match="padding at least 0, got 1 and -1"):
+        convolve2d(images, weight, padding=-1)
+    with pytest.raises(ValueError, match="kernel of 9×2 does not fit images of 8×9 padded by 0"):
+        convolve2d(images, torch.randn(4, 3, 9, 2))
