@@ -1,0 +1,51 @@
+"""`capsnet export`: a trained model as ONNX or torch.export."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from capsnet.data import DataConfig, load_split
+from capsnet.models.export import SUFFIXES, Format, export_model
+from capsnet.playground.networks import Weights, load_networks
+from capsnet.playground.pictures import prepare_image, to_bytes
+
+NUM_CHECKED = 20
+
+
+def export(run: str, *, format: Format = "onnx", out: Path | None = None) -> int:
+    """Write a trained model as a file that runs without capsnet, checked against PyTorch.
+
+    Input are images (batch, channels, height, width), outputs lengths, capsules and
+    reconstruction. The batch may have any size.
+
+    Args:
+        run: Run directory, weights file or shipped name.
+        format: onnx (extra: export) or torch-export.
+        out: The file; default: the weights' name with .onnx or .pt2.
+    """
+    [network] = load_networks([run])
+    path = out or Path(f"{network.name}{SUFFIXES[format]}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} must be a folder that exists")
+    images = _real_images(network)
+    differences = export_model(
+        network.model, path, format=format, images=images, class_names=network.class_names
+    )
+    worst = ", ".join(f"{name} {difference:.1e}" for name, difference in differences.items())
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    print(f"largest differences from PyTorch on {len(images)} MNIST test digits: {worst}")
+    return 0
+
+
+def _real_images(network: Weights) -> Float[Tensor, "B C H W"]:
+    """MNIST test digits in the network's shape: real images that every installation has."""
+    channels, height, width = network.model.config.image_shape
+    digits = load_split(DataConfig("mnist"), "test").test_batch(np.arange(NUM_CHECKED)).images
+    prepared = [
+        prepare_image(Image.fromarray(digit), (1, height, width)).pixels
+        for digit in to_bytes(digits[:, 0].numpy())
+    ]
+    return network.to_input(np.repeat(np.stack(prepared), channels, axis=1))

@@ -1,0 +1,57 @@
+"""`capsnet serve`: the playground in a browser."""
+
+import socket
+import webbrowser
+from socket import AF_INET, AF_INET6
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from capsnet.models import CapsNet
+from capsnet.models.weights import list_weights
+from capsnet.playground.networks import load_networks
+
+
+def serve(
+    *,
+    weights: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    open: bool = False,
+) -> int:
+    """Open the playground: draw digits, turn capsules, watch the routing, take digits apart.
+
+    Args:
+        weights: Shipped name, run directory or weights file, shown before the shipped ones; may
+            be given several times, to compare them.
+        host: Address to listen at; the default is reachable from this machine alone.
+        port: Port to listen at.
+        open: Open the page in the default browser.
+    """
+    try:
+        import uvicorn
+
+        from capsnet.playground.server import create_app
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"the playground needs {error.name}: pip install 'capsnet[playground]'"
+        ) from None
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be 0 to 65535, got {port}")
+    names = [*weights, *(name for name in list_weights() if name not in weights)]
+    if not names:
+        raise ValueError("there are no weights to show: train some and give --weights RUN")
+    networks = load_networks(names)
+    shown = [each for each in networks if isinstance(each.model, CapsNet)]
+    for each in networks:
+        if each not in shown and each.name in weights:
+            raise ValueError(f"weights {each.name!r} are of a baseline, which has no capsules")
+    local = host in ("127.0.0.1", "localhost", "::1")
+    app = create_app(shown, hosts=("127.0.0.1", "localhost", "[::1]") if local else ("*",))
+    listener = socket.create_server((host, port), family=AF_INET6 if ":" in host else AF_INET)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+    print(f"the playground is at {address} (Ctrl-C ends it)", flush=True)
+    if open:
+        webbrowser.open(address)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    return 0

@@ -1,0 +1,178 @@
+"""Trained networks as files that run without this package: ONNX and torch.export.
+
+The exported graph takes images of any batch size and answers with `lengths`, `capsules` and
+`reconstruction`, the image that the longest capsule describes; a baseline answers with `logits`.
+"""
+
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsnet.models import CapsNet, Model
+
+Format = Literal["onnx", "torch-export"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+TOLERANCE = 1e-5
+"""Largest difference from PyTorch that an exported file may have."""
+
+
+class Exported(nn.Module):
+    """A network whose outputs are a plain tuple of tensors, as graphs have them."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Tensor, ...]:
+        """Returns the outputs that `output_names` names."""
+        if not isinstance(self.model, CapsNet):
+            return (self.model(images),)
+        if not self.model.config.decoder:
+            output = self.model(images)
+            return output.lengths, output.capsules
+        output = self.model(images, reconstruct="prediction")
+        return output.lengths, output.capsules, output.reconstruction
+
+
+def output_names(model: Model) -> tuple[str, ...]:
+    """Returns the names of an exported network's outputs, in order."""
+    if not isinstance(model, CapsNet):
+        return ("logits",)
+    return ("lengths", "capsules", "reconstruction")[: 3 if model.config.decoder else 2]
+
+
+def export_model(
+    model: Model,
+    path: Path,
+    *,
+    format: Format,
+    images: Float[Tensor, "B C H W"],
+    class_names: Sequence[str] = (),
+) -> dict[str, float]:
+    """Writes a network as one file and returns each output's largest difference from PyTorch.
+
+    The file is written under a temporary name, read back and run on the images, whole and one
+    alone; it gets its name only if every output is within 1e-5 of PyTorch's.
+
+    Args:
+        model: The network, for inference.
+        path: The file.
+        format: "onnx" (needs the extra `export`) or "torch-export".
+        images: Real images to check the file with, at least 2.
+        class_names: What the classes are called, stored in the file's metadata.
+    """
+    if format not in SUFFIXES:
+        raise ValueError(f"format must be one of {', '.join(SUFFIXES)}, got {format!r}")
+    if len(images) < 2:
+        raise ValueError(f"the check of an export needs at least 2 images, got {len(images)}")
+    if format == "onnx":
+        _require_onnx()
+    network = Exported(model).eval()
+    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        with _quiet():
+            program = torch.export.export(
+                network,
+                (images[:2],),
+                dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+            )
+            write = _write_onnx if format == "onnx" else _write_program
+            write(program, temporary, output_names(model), {"class_names": json.dumps(class_names)})
+            differences = _compare(network, temporary, format, images)
+        for name, difference in differences.items():
+            if not difference <= TOLERANCE:
+                raise FloatingPointError(
+                    f"the exported {name} differ from PyTorch's by {difference:.1e}, "
+                    f"more than {TOLERANCE:.0e}; nothing was written"
+                )
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return differences
+
+
+def _require_onnx() -> None:
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"export to ONNX needs {name}: pip install 'capsnet[export]'")
+
+
+def _write_onnx(
+    program: torch.export.ExportedProgram,
+    path: Path,
+    names: Sequence[str],
+    metadata: Mapping[str, str],
+) -> None:
+    written = torch.onnx.export(
+        program,
+        dynamo=True,
+        input_names=["images"],
+        output_names=list(names),
+        dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+        verbose=False,
+    )
+    assert written is not None
+    written.model.metadata_props.update(metadata)
+    written.save(path, external_data=False)
+
+
+def _write_program(
+    program: torch.export.ExportedProgram,
+    path: Path,
+    names: Sequence[str],
+    metadata: Mapping[str, str],
+) -> None:
+    extra = {**metadata, "output_names": json.dumps(names)}
+    torch.export.save(program, path, extra_files=extra)
+
+
+@torch.no_grad()
+def _compare(
+    network: Exported, path: Path, format: Format, images: Float[Tensor, "B C H W"]
+) -> dict[str, float]:
+    """Largest differences of a file's outputs from PyTorch's, for all images and for one alone."""
+    differences = dict.fromkeys(output_names(network.model), 0.0)
+    for batch in (images, images[:1]):
+        expected = network(batch)
+        found = _run_onnx(path, batch) if format == "onnx" else _run_program(path, batch)
+        for name, ours, theirs in zip(differences, expected, found, strict=True):
+            difference = float((ours - theirs).abs().max())
+            differences[name] = float(np.maximum(differences[name], difference))  # keeps NaN
+    return differences
+
+
+def _run_onnx(path: Path, images: Tensor) -> list[Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(value) for value in session.run(None, {"images": images.numpy()})]
+
+
+def _run_program(path: Path, images: Tensor) -> list[Tensor]:
+    return list(torch.export.load(path).module()(images))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what torch's exporter says about itself and a user can do nothing about."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # "torchvision is not installed": it is not needed
+    try:
+        with warnings.catch_warnings():
+            # torch 2.13 still asks isinstance(treespec, LeafSpec) when it copies a graph.
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""The playground: an engine that looks inside trained networks, and the page that shows it."""

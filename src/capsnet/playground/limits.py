@@ -1,0 +1,95 @@
+"""What keeps the playground's server up: one thread with a bounded queue, small bodies, headers."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, TypeVar
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+Answer = TypeVar("Answer")
+
+MAX_QUEUE = 64
+"""Requests that may wait for the networks; more are told to come back."""
+MAX_BODY = 4 * 2**20
+"""Bytes in the body of a request."""
+
+
+class ModelQueue:
+    """One thread for the networks, and a bounded number of requests waiting for it."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="networks")
+        self._waiting = 0
+
+    async def run(self, work: Callable[[], Answer]) -> Answer:
+        """Returns what the work returns; its ValueError becomes the caller's mistake."""
+        if self._waiting >= MAX_QUEUE:
+            raise HTTPException(429, "too many requests are waiting; try again in a second")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        finally:
+            self._waiting -= 1
+
+
+class BodyLimit:
+    """Refuses a body larger than `MAX_BODY`, whether or not it says so in advance."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, if its body is small enough."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        messages: list[Message] = []
+        size = 0
+        while True:  # bodies are small, so that they can be read whole before the work starts
+            message = await receive()
+            messages.append(message)
+            size += len(message.get("body", b""))
+            if size > MAX_BODY:
+                sentence = f"a request must have at most {MAX_BODY // 2**20} MiB"
+                await JSONResponse({"error": sentence}, 413)(scope, receive, send)
+                return
+            if not message.get("more_body", False):
+                break
+
+        async def replay() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        await self.app(scope, replay, send)
+
+
+class SecurityHeaders:
+    """Tells the browser to load nothing from elsewhere and to show the page in no other's frame."""
+
+    HEADERS: ClassVar = {
+        "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Adds the headers to every answer."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in self.HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)

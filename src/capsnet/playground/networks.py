@@ -1,0 +1,103 @@
+"""Trained networks by name, with what their records say of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from PIL import Image
+from torch import Tensor
+
+from capsnet.data.augment import standardise
+from capsnet.models import CapsNet, Model
+from capsnet.models.weights import WEIGHTS, find_weights, load_weights
+from capsnet.playground.pictures import Prepared, prepare_image
+
+_DIGIT_DATASETS = ("mnist", "multimnist", "mnist-40", "affnist")
+_STANDARDISED = ("cifar10", "smallnorb", "svhn")
+_UNCROPPED = {"cifar10": 32}  # §7: the network sees the central 24×24 of these
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A trained network with its name and what is known of its training."""
+
+    name: str
+    """What requests call it."""
+    model: Model
+    """The network, ready for inference."""
+    record: dict[str, object]
+    """The record of its file."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes are called: by the record, else by their numbers."""
+        num_classes = self.model.config.num_classes
+        names = self.record.get("class_names")
+        if isinstance(names, list) and len(names) == num_classes:
+            return tuple(str(name) for name in names)
+        return tuple(str(number) for number in range(num_classes))
+
+    @property
+    def dataset(self) -> str | None:
+        """What the network was trained on, by the record."""
+        config = self.record.get("config")
+        data = config.get("data") if isinstance(config, dict) else None
+        name = data.get("name") if isinstance(data, dict) else None
+        return name if isinstance(name, str) else None
+
+    @property
+    def sees_digits(self) -> bool:
+        """Whether the network was trained on digits in MNIST's form; unknown counts as yes."""
+        is_grey = self.model.config.image_channels == 1
+        return is_grey and (self.dataset is None or self.dataset in _DIGIT_DATASETS)
+
+    @property
+    def error_rate(self) -> float | None:
+        """Test error by the record, as a share."""
+        metrics = self.record.get("metrics")
+        for each in metrics.values() if isinstance(metrics, dict) else ():
+            if isinstance(each, dict) and isinstance(each.get("error_rate"), float):
+                return float(each["error_rate"])
+        return None
+
+    @property
+    def capsules(self) -> CapsNet:
+        """The network, if it is one of capsules."""
+        if not isinstance(self.model, CapsNet):
+            raise ValueError(f"weights {self.name!r} are of a baseline, which has no capsules")
+        return self.model
+
+    def prepare(self, image: Image.Image) -> Prepared:
+        """Returns a picture as this network was trained to see it."""
+        channels, height, width = self.model.config.image_shape
+        if self.dataset not in _UNCROPPED:
+            return prepare_image(image, (channels, height, width), digit=self.sees_digits)
+        size = max(_UNCROPPED[self.dataset], height, width)
+        whole = prepare_image(image, (channels, size, size), digit=False).pixels
+        top, left = (size - height) // 2, (size - width) // 2
+        return Prepared(whole[:, top : top + height, left : left + width], None)
+
+    def to_input(self, images: Float32[np.ndarray, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Returns intensities in [0, 1] as the network's input, standardised if need be."""
+        if not np.isfinite(images).all() or images.min() < 0 or images.max() > 1:
+            raise ValueError("intensities must be numbers from 0 to 1")
+        return torch.from_numpy(standardise(images) if self.dataset in _STANDARDISED else images)
+
+
+def load_networks(sources: Sequence[str]) -> list[Weights]:
+    """Returns trained networks, each named as shipped or by the run or file it comes from.
+
+    Args:
+        sources: Shipped names, run directories or files; a name may stand only once.
+    """
+    loaded: list[Weights] = []
+    for source in sources:
+        path = find_weights(source)
+        name = path.resolve().parent.name if path.name == WEIGHTS else path.stem
+        if any(each.name == name for each in loaded):
+            raise ValueError(f"two sets of weights are named {name!r}; rename one of them")
+        model, record = load_weights(path)
+        loaded.append(Weights(name, model, record))
+    return loaded

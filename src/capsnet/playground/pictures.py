@@ -1,0 +1,191 @@
+"""Images of any size and mode, made into what a network was trained on.
+
+A digit is brought into MNIST's form: light on dark, its longer side scaled to 20 pixels, its centre
+of mass in the centre of 28×28. Other images are scaled to the network's size.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+Polarity = Literal["light on dark", "dark on light"]
+
+MAX_SIDE = 4096
+"""Most rows or columns of an image."""
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+"""What is opened: plain pictures, no document formats that run other programs."""
+
+DIGIT = (1, 28, 28)
+"""Shape of a digit of MNIST."""
+BOX, FRAME = 20, 28  # MNIST: digits scaled to a box of 20×20, centred in 28×28
+MIN_CONTRAST = 0.04  # less than ten grey levels of 256 between digit and ground is no digit
+INK = 0.15  # share of the darkest ink from which on a pixel belongs to the digit
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An image as a network sees it."""
+
+    pixels: Float32[np.ndarray, "C H W"]
+    """Intensities in [0, 1]."""
+    polarity: Polarity | None
+    """How the digit stood out before it was made light on dark; None where that plays no part."""
+
+
+def open_image(content: bytes) -> Image.Image:
+    """Returns the first picture of a file, turned upright; a ValueError says why it cannot be."""
+    try:
+        with warnings.catch_warnings():
+            # Too many pixels are refused below, before any is decoded; odd metadata is no matter.
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+            width, height = image.size
+            if max(width, height) > MAX_SIDE:
+                raise ValueError(
+                    f"an image must have at most {MAX_SIDE}×{MAX_SIDE} pixels, got {width}×{height}"
+                )
+            image.load()
+            return ImageOps.exif_transpose(image)
+    except UnidentifiedImageError:
+        raise ValueError(f"an image must be one of {', '.join(FORMATS)}; this is none") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"an image must have at most {MAX_SIDE}×{MAX_SIDE} pixels") from None
+    except ValueError:
+        raise
+    except Exception as error:  # PIL's decoders raise what they like on damaged files
+        raise ValueError(f"the image is damaged: {type(error).__name__}") from None
+
+
+def prepare_image(
+    image: Image.Image, shape: tuple[int, int, int], *, digit: bool = True
+) -> Prepared:
+    """Returns an image as a network of this input shape was trained to see it.
+
+    Args:
+        image: A picture of any size and mode.
+        shape: Channels, height and width of the network's images.
+        digit: Whether the picture shows a digit, to be brought into MNIST's form.
+
+    >>> page = Image.new("L", (90, 60), color=255)
+    >>> page.paste(0, (40, 10, 50, 50))  # a black stroke
+    >>> prepared = prepare_image(page, (1, 28, 28))
+    >>> prepared.polarity, prepared.pixels.shape
+    ('dark on light', (1, 28, 28))
+    """
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise ValueError(f"pictures have 1 or 3 channels, but the network takes {channels}")
+    if not digit or channels == 3:
+        # As capsnet.data reads a folder: nothing cut or distorted, what is transparent is black.
+        colours = _flatten(image, ground="black").convert("RGB" if channels == 3 else "L")
+        scaled = ImageOps.pad(colours, (width, height))
+        levels = np.asarray(scaled, dtype=np.float32).reshape(height, width, channels)
+        return Prepared(levels.transpose(2, 0, 1) / np.float32(255), None)
+    flat = _flatten(image, ground=None)
+    grey = np.asarray(flat.convert("L"), dtype=np.float32) / 255
+    ink, polarity = _find_ink(grey)
+    # An image of the network's size, as a dataset's own are, needs no scaling.
+    digit_pixels = ink if grey.shape == (height, width) else fit_digit(ink)
+    return Prepared(_frame(digit_pixels, height, width)[None], polarity)
+
+
+def fit_digit(ink: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "28 28"]:
+    """Returns a light digit scaled into 20×20 pixels, its centre of mass in the centre of 28×28."""
+    frame = np.zeros((FRAME, FRAME), dtype=np.float32)
+    rows, columns = (np.flatnonzero((ink > INK).any(axis=axis)) for axis in (1, 0))
+    if rows.size == 0:
+        return frame
+    box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    scale = BOX / max(box.shape)
+    height, width = (max(1, round(side * scale)) for side in box.shape)
+    resized = Image.fromarray(box).resize((width, height), Image.Resampling.BILINEAR)
+    small = np.asarray(resized, dtype=np.float32)
+    small = small / small.max()  # thin strokes fade when scaled down
+    mass = small.sum()
+    corners = []
+    for axis, side in enumerate(small.shape):
+        centre = float((small.sum(axis=1 - axis) * np.arange(side)).sum() / mass)
+        corners.append(min(max(round((FRAME - 1) / 2 - centre), 0), FRAME - side))
+    top, left = corners
+    frame[top : top + height, left : left + width] = small
+    return frame
+
+
+def place_digit(
+    digit: Float32[np.ndarray, "h w"], shape: tuple[int, int, int], *, right: int, down: int
+) -> Float32[np.ndarray, "C H W"]:
+    """Returns a black image with the digit moved from its centre; all of it must stay inside."""
+    channels, height, width = shape
+    rows, columns = digit.shape
+    top, left = (height - rows) // 2 + down, (width - columns) // 2 + right
+    if not (0 <= top <= height - rows and 0 <= left <= width - columns):
+        raise ValueError(
+            f"a digit of {rows}×{columns} must stay inside the {height}×{width} image, "
+            f"got shifts of {right} right and {down} down"
+        )
+    frame = np.zeros((channels, height, width), dtype=np.float32)
+    frame[:, top : top + rows, left : left + columns] = digit
+    return frame
+
+
+def to_bytes(pixels: Float32[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
+    """Returns intensities in [0, 1] as bytes."""
+    levels: UInt8[np.ndarray, ...] = np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    return levels
+
+
+def to_image(levels: UInt8[np.ndarray, "C H W"]) -> Image.Image:
+    """Returns bytes as a picture: 1 channel is grey, 2 grey with alpha, 3 colours, 4 with alpha."""
+    modes = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+    channels, height, width = levels.shape
+    if channels not in modes:
+        raise ValueError(f"a picture must have 1 to 4 channels, got {channels}")
+    content = levels.transpose(1, 2, 0).tobytes()
+    return Image.frombytes(modes[channels], (width, height), content)
+
+
+def _flatten(image: Image.Image, *, ground: str | None) -> Image.Image:
+    """The picture as 8-bit grey or colours; what is transparent shows the ground.
+
+    Without a ground that is white, or black where the visible part is itself light.
+    """
+    if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0, neginf=0)
+        white = 65535 if values.max() > 255 else 255
+        return Image.fromarray((values.clip(0, white) * (255 / white)).round().astype(np.uint8))
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    colours = image.convert("RGBA")
+    if ground is None:
+        grey = np.asarray(colours.convert("L"), dtype=np.float32)
+        alpha = np.asarray(colours.getchannel("A"), dtype=np.float32)
+        ground = "black" if (grey * alpha).sum() > 0.5 * 255 * alpha.sum() else "white"
+    return Image.alpha_composite(Image.new("RGBA", colours.size, ground), colours).convert("RGB")
+
+
+def _find_ink(grey: Float32[np.ndarray, "h w"]) -> tuple[Float32[np.ndarray, "h w"], Polarity]:
+    """How far each pixel stands out from the ground, which is what the border shows, in [0, 1]."""
+    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    ground = np.median(border)
+    lighter, darker = np.clip(grey - ground, 0, None), np.clip(ground - grey, 0, None)
+    is_light = lighter.sum() >= darker.sum()
+    ink = lighter if is_light else darker
+    strongest = ink.max()
+    ink = ink / strongest if strongest > MIN_CONTRAST else np.zeros_like(ink)
+    return ink, "light on dark" if is_light else "dark on light"
+
+
+def _frame(
+    digit: Float32[np.ndarray, "h w"], height: int, width: int
+) -> Float32[np.ndarray, "H W"]:
+    """The digit in the middle of a black image, or scaled down to a smaller one."""
+    if digit.shape[0] > height or digit.shape[1] > width:
+        small = Image.fromarray(digit).resize((width, height), Image.Resampling.BILINEAR)
+        return np.array(small, dtype=np.float32)
+    framed: Float32[np.ndarray, "H W"] = place_digit(digit, (1, height, width), right=0, down=0)[0]
+    return framed

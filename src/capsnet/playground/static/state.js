@@ -1,0 +1,42 @@
+// What the page shows, kept in the address, so that a view can be shared and reloaded.
+
+const defaults = {
+  view: "digit", weights: "", iterations: "", input: "t0", class: "", offsets: "",
+  map: "coupling", step: "", a: "t3", b: "t0", shifts: "-3,-2,3,2", pairWeights: "",
+  left: "", leftIterations: "", right: "", rightIterations: "",
+};
+
+export const state = { ...defaults };
+let timer = 0;
+
+export function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const name of Object.keys(defaults)) state[name] = given.get(name) ?? defaults[name];
+}
+
+/** Changes the state; the address follows, soon but not with every move of a pen. */
+export function change(values) {
+  Object.assign(state, values);
+  clearTimeout(timer);
+  timer = setTimeout(writeAddress, 150);
+}
+
+export function writeAddress() {
+  const set = Object.entries(state).filter(([name, value]) => String(value) !== defaults[name]);
+  const text = new URLSearchParams(set.map(([name, value]) => [name, String(value)])).toString();
+  history.replaceState(null, "", text ? `#${text}` : location.pathname);
+}
+
+/** Text for the address from bytes, and back. */
+export function packBytes(bytes) {
+  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+export function unpackBytes(text) {
+  try {
+    const content = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+    return Uint8Array.from(content, (letter) => letter.charCodeAt(0));
+  } catch {
+    return new Uint8Array();
+  }
+}
