@@ -34,8 +34,10 @@ from capsnet.training.records import CONFIG, RESULT, damaged_files, read_json
 MAX_SHOWN = 20
 #: Fields that are no flags of their own: the data decides them, or the command does.
 _NO_FLAG = {
-    "preset", "data", "model", "image_channels", "image_height", "image_width", "num_classes",
-}  # fmt: skip
+    "training": {"preset", "data", "model"},
+    "data": set(),
+    "model": {"image_channels", "image_height", "image_width", "num_classes"},
+}
 _ALIASES = {"learning_rate": "--lr"}
 _GROUPS: dict[str, tuple[str, tuple[type, ...]]] = {
     "training": ("Training", (TrainConfig,)),
@@ -68,7 +70,7 @@ def _flags() -> dict[str, tuple[str, str, object, str]]:
             docs, hints = _field_docs(cls), get_type_hints(cls)
             for field in fields(cls):
                 flag = "dataset" if (table, field.name) == ("data", "name") else field.name
-                if field.name not in _NO_FLAG and flag not in flags:
+                if field.name not in _NO_FLAG[table] and flag not in flags:
                     flags[flag] = (table, field.name, hints[field.name], docs[field.name])
     return flags
 

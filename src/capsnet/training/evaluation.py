@@ -214,7 +214,7 @@ def _summarise(
         num_models=num_models,
         num_errors=num_errors,
         error_rate=num_errors / len(labels),
-        label_error_rate=1.0 - float(found.double().mean()),
+        label_error_rate=int((~found).sum()) / found.numel(),
         reconstruction_error=reconstruction_error,
         wrong=wrong,
     )

@@ -1,0 +1,87 @@
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_runs import tiny_config
+
+from capsnet.data import DataConfig
+from capsnet.models import CNNConfig
+from capsnet.training import TrainConfig
+from capsnet.training.config import (
+    differing_fields,
+    from_dict,
+    override,
+    to_dict,
+    total_steps,
+    unknown_name,
+)
+
+
+def test_settings_survive_json() -> None:
+    config = tiny_config(evaluate_on=["affnist"], data={"data_dir": "some/where", "held_out": 7})
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_settings_of_a_baseline_survive_json() -> None:
+    config = replace(tiny_config(), model=CNNConfig(conv_channels=(3, 4), conv_kernels=(5, 3)))
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_steps_take_epochs_back_and_the_reverse() -> None:
+    by_steps = override(tiny_config(epochs=4), {"steps": 9})
+    assert (by_steps.steps, by_steps.epochs) == (9, None)
+    by_epochs = override(by_steps, {"epochs": 3})
+    assert (by_epochs.steps, by_epochs.epochs) == (None, 3)
+
+
+def test_total_steps_count_epochs_or_steps() -> None:
+    assert total_steps(tiny_config(epochs=3), 5) == 15
+    assert total_steps(tiny_config(epochs=None, steps=7), 5) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batchsize": 3}, r"unknown setting 'batchsize'; did you mean 'batch_size'\?"),
+        ({"data": {"nane": 3}}, r"unknown setting 'nane'; did you mean 'name'\?"),
+        ({"model": {"num_iteration": 3}}, r"did you mean 'num_iterations'\?"),
+        ({"data": 3}, "data must be a table of settings, got 3"),
+        ({"batch_size": "many"}, "batch_size must be int, got 'many'"),
+        ({"batch_size": True}, "batch_size must be int, got True"),
+        ({"learning_rate": "fast"}, "learning_rate must be float, got 'fast'"),
+        ({"schedule": "linear"}, "schedule must be .*cosine.*, got 'linear'"),
+        ({"evaluate_on": [3]}, "evaluate_on must be str, got 3"),
+        ({"evaluate_on": 3}, r"evaluate_on must be tuple\[str, ...\], got 3"),
+        ({"data": {"data_dir": 3}}, "data_dir must be .*Path.*, got 3"),
+        ({"epochs": 2, "steps": 3}, "either epochs or steps, and not both"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"learning_rate": 0}, "learning_rate must be positive, got 0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be positive, got nan"),
+        ({"absent_weight": -1}, "absent_weight must not be negative, got -1.0"),
+        ({"average_decay": 1}, r"average_decay must lie in \[0, 1\), got 1.0"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        override(tiny_config(), changes)
+
+
+def test_only_fields_that_decide_the_outcome_count_as_different() -> None:
+    config = tiny_config()
+    other = override(config, {"threads": 7, "seed": 5, "data": {"data_dir": "elsewhere"}})
+    assert differing_fields(config, other) == {"seed": (0, 5)}
+
+
+def test_number_in_place_of_float_is_taken() -> None:
+    assert override(tiny_config(), {"learning_rate": 1}).learning_rate == 1.0
+
+
+def test_name_without_neighbour_gets_no_guess() -> None:
+    assert "did you mean" not in str(unknown_name("preset", "zzzz", ["mnist"]))
+
+
+def test_run_is_named_after_preset_and_seed() -> None:
+    config = TrainConfig(preset="a", data=DataConfig(), model=CNNConfig(), steps=1, seed=3)
+    assert config.run_name == "a-seed3"

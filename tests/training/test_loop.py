@@ -1,0 +1,308 @@
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import RunServer, tiny_config, weights_of
+from torch.testing import assert_close
+
+from capsnet.data import Batch
+from capsnet.models.weights import read_tensors
+from capsnet.training import TrainConfig, configure, load_model, load_model_and_record, train
+from capsnet.training.config import override
+from capsnet.training.objective import Losses, compute_losses
+from capsnet.training.progress import Reporter
+from capsnet.training.records import damaged_files, read_json
+
+
+class Listener(Reporter):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.lines: list[Mapping[str, object]] = []
+
+    def advance(self, step: int, line: Mapping[str, object] | None) -> None:
+        if line is not None:
+            self.lines.append(line)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def read_log(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def train_some_steps(config: TrainConfig, run: Path, num_steps: int) -> None:
+    """Begins a run and breaks off after some steps, with a checkpoint there."""
+
+    class BreakOff(Reporter):
+        def advance(self, step: int, line: Mapping[str, object] | None) -> None:
+            if step == num_steps:
+                raise KeyboardInterrupt
+
+    config = replace(config, checkpoint_minutes=1e-9)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, reporter=BreakOff())
+
+
+def test_finished_run_leaves_exactly_its_four_files(tmp_path: Path) -> None:
+    result = train(tiny_config(), tmp_path / "run", reporter=Reporter())
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.json", "log.jsonl", "weights.safetensors", "result.json"}
+    assert read_json(tmp_path / "run" / "result.json") == result
+    assert damaged_files(tmp_path / "run") == []
+
+
+def test_result_says_what_was_done_where(tmp_path: Path) -> None:
+    result = train(tiny_config(seed=5), tmp_path / "run", reporter=Reporter())
+    assert (result["seed"], result["steps"], result["epochs"]) == (5, 32, 4.0)
+    assert {"commit", "versions", "hardware", "seconds", "data", "config"} <= set(result)
+    metrics = result["metrics"]
+    assert isinstance(metrics, dict)
+    assert metrics["mnist"]["num_examples"] == 70
+    assert metrics["mnist"]["split"] == "test"
+
+
+def test_log_has_a_line_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    train(tiny_config(log_every=5), tmp_path / "run", reporter=Reporter())
+    assert [line["step"] for line in read_log(tmp_path / "run")] == [5, 10, 15, 20, 25, 30, 32]
+
+
+def test_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(tiny_config(seed=seed), tmp_path / name, reporter=Reporter())
+    assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
+    assert weights_of(tmp_path / "a") != weights_of(tmp_path / "c")
+
+
+def test_dropout_of_a_resumed_baseline_is_that_of_an_unbroken_one(tmp_path: Path) -> None:
+    model: dict[str, object] = {
+        "conv_channels": [3], "conv_kernels": [5], "hidden_sizes": [6], "pool": 2,
+    }  # fmt: skip
+    config = tiny_config("mnist-cnn", model=model)
+    train(config, tmp_path / "whole", reporter=Reporter())
+    train_some_steps(config, tmp_path / "broken", 13)
+    train(config, tmp_path / "broken", resume=True, reporter=Reporter())
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "broken")
+
+
+def test_log_of_a_resumed_run_has_no_gap_and_no_repetition(tmp_path: Path) -> None:
+    config = tiny_config(log_every=3)
+    train(config, tmp_path / "whole", reporter=Reporter())
+    train_some_steps(config, tmp_path / "broken", 13)
+    train(config, tmp_path / "broken", resume=True, reporter=Reporter())
+    wanted = ("step", "loss", "error_rate", "learning_rate")
+    whole, broken = (
+        [[line[name] for name in wanted] for line in read_log(tmp_path / name)]
+        for name in ("whole", "broken")
+    )
+    assert whole == broken
+
+
+def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(tiny_config(), tmp_path / "run", reporter=Reporter())
+    listener = Listener()
+    assert train(tiny_config(), tmp_path / "run", resume=True, reporter=listener) == first
+    assert "is finished already" in listener.said[0]
+
+
+def test_existing_run_is_refused_resumed_or_overwritten_as_told(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"there is no run in .*run to resume"):
+        train(tiny_config(), run, resume=True, reporter=Reporter())
+    assert not run.exists()
+    train(tiny_config(), run, reporter=Reporter())
+    with pytest.raises(ValueError, match=r"exists already: --resume goes on .* --overwrite"):
+        train(tiny_config(), run, reporter=Reporter())
+    with pytest.raises(ValueError, match="either resumed or overwritten, not both"):
+        train(tiny_config(), run, resume=True, overwrite=True, reporter=Reporter())
+    assert train(tiny_config(seed=3), run, overwrite=True, reporter=Reporter())["seed"] == 3
+
+
+def test_only_runs_are_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="holds something else than a run"):
+        train(tiny_config(), tmp_path, overwrite=True, reporter=Reporter())
+    with pytest.raises(ValueError, match="is a file, but a run needs a directory"):
+        train(tiny_config(), tmp_path / "thesis.tex", reporter=Reporter())
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_second_process_cannot_train_in_the_same_run(tmp_path: Path) -> None:
+    class Second(Reporter):
+        def advance(self, step: int, line: Mapping[str, object] | None) -> None:
+            train(tiny_config(), tmp_path / "run", resume=True, reporter=Reporter())
+
+    with pytest.raises(ValueError, match="another process is training in"):
+        train(tiny_config(), tmp_path / "run", reporter=Second())
+
+
+def test_run_goes_on_only_with_its_own_settings(tmp_path: Path) -> None:
+    train_some_steps(tiny_config(), tmp_path / "run", 9)
+    changed = tiny_config(epochs=6)
+    with pytest.raises(ValueError, match="began with epochs = 4, got 6; a run goes on with"):
+        train(changed, tmp_path / "run", resume=True, reporter=Reporter())
+    deeper = override(tiny_config(), {"model": {"num_iterations": 2}})
+    with pytest.raises(ValueError, match=r"began with model.num_iterations = 3, got 2"):
+        train(deeper, tmp_path / "run", resume=True, reporter=Reporter())
+
+
+def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    train_some_steps(tiny_config(), tmp_path / "run", 9)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-000000007.safetensors", "step-000000008.safetensors"]
+
+
+@pytest.mark.parametrize("culprit", ["loss", "gradient"])
+def test_not_a_number_stops_the_run_before_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: str
+) -> None:
+    calls = 0
+
+    def spoil(forward: torch.nn.Module, batch: Batch, config: TrainConfig) -> Losses:
+        nonlocal calls
+        calls += 1
+        losses = compute_losses(forward, batch, config)
+        if calls < 12:
+            return losses
+        if culprit == "loss":
+            return losses._replace(total=losses.total * math.nan)
+        return losses._replace(total=losses.total + (losses.total - losses.total.detach()).sqrt())
+
+    monkeypatch.setattr("capsnet.training.loop.compute_losses", spoil)
+    message = f"the {culprit} became (nan|inf) in step 12 at learning rate 0.000.*000008.* is kept"
+    with pytest.raises(FloatingPointError, match=message):
+        train(tiny_config(), tmp_path / "run", reporter=Reporter())
+    tensors, record = read_tensors(tmp_path / "run" / "checkpoints" / "step-000000008.safetensors")
+    assert record["step"] == 8
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_averaged_weights_are_what_is_saved(tmp_path: Path) -> None:
+    plain, averaged = tiny_config(average_decay=0.0), tiny_config(average_decay=0.9)
+    train(plain, tmp_path / "plain", reporter=Reporter())
+    train(averaged, tmp_path / "averaged", reporter=Reporter())
+    assert weights_of(tmp_path / "plain") != weights_of(tmp_path / "averaged")
+    assert load_model_and_record(tmp_path / "averaged")[1]["averaged"] is True
+
+
+def test_weight_average_follows_its_recurrence(tmp_path: Path) -> None:
+    train_some_steps(tiny_config(), tmp_path / "run", 3)
+    folder = tmp_path / "run" / "checkpoints"
+    before, _ = read_tensors(folder / "step-000000001.safetensors")
+    after, _ = read_tensors(folder / "step-000000002.safetensors")
+    for name in (name.removeprefix("model/") for name in after if name.startswith("model/")):
+        decay = 3 / 12  # (1 + 2) / (10 + 2), less than 0.9 so early
+        expected = decay * before[f"average/{name}"] + (1 - decay) * after[f"model/{name}"]
+        assert_close(after[f"average/{name}"], expected)
+
+
+def test_held_out_digits_are_evaluated_in_place_of_the_test_set(tmp_path: Path) -> None:
+    config = tiny_config(data={"num_train": 128, "held_out": 50}, num_evaluated=None)
+    metrics = train(config, tmp_path / "run", reporter=Reporter())["metrics"]
+    assert isinstance(metrics, dict)
+    assert (metrics["mnist"]["split"], metrics["mnist"]["num_examples"]) == ("validation", 50)
+
+
+def test_curve_is_logged_and_does_not_change_the_result(tmp_path: Path) -> None:
+    train(tiny_config(), tmp_path / "without", reporter=Reporter())
+    listener = Listener()
+    train(tiny_config(evaluate_every=2), tmp_path / "with", reporter=listener)
+    assert weights_of(tmp_path / "with") == weights_of(tmp_path / "without")
+    points = [line for line in read_log(tmp_path / "with") if "evaluation" in line]
+    assert [point["step"] for point in points] == [16]
+    assert listener.said[0].startswith("step 16: mnist test:")
+
+
+def test_model_takes_image_shape_and_classes_from_the_data(tmp_path: Path) -> None:
+    config = tiny_config(epochs=1, data={"name": "mnist-40", "num_train": 32})
+    train(config, tmp_path / "run", reporter=Reporter())
+    assert load_model(tmp_path / "run").config.image_shape == (1, 40, 40)
+
+
+def test_two_digits_train_by_steps(tmp_path: Path) -> None:
+    config = tiny_config(
+        "multimnist", epochs=None, steps=3, data={}, model={"decoder": True}, evaluate_every=2
+    )
+    result = train(config, tmp_path / "run", reporter=Reporter())
+    metrics = result["metrics"]
+    assert isinstance(metrics, dict)
+    assert result["steps"] == 3
+    assert metrics["multimnist"]["num_available"] == 10_000_000
+    assert metrics["multimnist"]["label_error_rate"] <= metrics["multimnist"]["error_rate"]
+
+
+def test_unfinished_run_gives_the_model_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    train_some_steps(tiny_config(average_decay=0.0), tmp_path / "run", 9)
+    model, record = load_model_and_record(tmp_path / "run")
+    tensors, _ = read_tensors(tmp_path / "run" / "checkpoints" / "step-000000008.safetensors")
+    assert record["step"] == 8
+    for name, value in model.state_dict().items():
+        assert_close(value, tensors[f"model/{name}"])
+
+
+@pytest.mark.parametrize(("device", "message"), [("cuda", "not available"), ("tpux", "must be")])
+def test_missing_device_is_one_sentence(tmp_path: Path, device: str, message: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ValueError, match=f"device .*{message}"):
+        train(tiny_config(device=device), tmp_path / "run", reporter=Reporter())
+
+
+def test_reduced_precision_trains(tmp_path: Path) -> None:
+    config = tiny_config(epochs=1, precision="bfloat16", model={"decoder": True})
+    train(config, tmp_path / "run", reporter=Reporter())
+    assert math.isfinite(read_log(tmp_path / "run")[-1]["loss"])
+
+
+def test_two_processes_train_the_model_of_one(tmp_path: Path) -> None:
+    server = RunServer()
+    config = tiny_config(epochs=2, model={"decoder": True})
+    assert server.run(config, tmp_path / "two", num_processes=2) == [0, 0]
+    assert server.run(config, tmp_path / "one") == [0]
+    longer = tiny_config(epochs=500, model={"decoder": True}, checkpoint_epochs=0)
+    ends = server.run(longer, tmp_path / "handover", num_processes=2, signal_number=15, after=3)
+    server.close()
+    one, _ = read_tensors(tmp_path / "one" / "weights.safetensors")
+    two, _ = read_tensors(tmp_path / "two" / "weights.safetensors")
+    for name, value in one.items():
+        assert_close(two[name], value, rtol=1e-5, atol=1e-5)
+    logs = [read_log(tmp_path / name) for name in ("one", "two")]
+    for line_of_one, line_of_two in zip(*logs, strict=True):
+        assert_close(line_of_two["loss"], line_of_one["loss"], rtol=1e-5, atol=1e-5)
+        assert line_of_two["error_rate"] == line_of_one["error_rate"]
+    assert ends == [143, 143]
+    (checkpoint,) = (tmp_path / "handover" / "checkpoints").iterdir()
+    step = int(checkpoint.stem.removeprefix("step-"))
+
+    class StopSoon(Listener):
+        def advance(self, step_now: int, line: Mapping[str, object] | None) -> None:
+            if step_now == step + 3:
+                raise KeyboardInterrupt
+
+    listener = StopSoon()
+    with pytest.raises(KeyboardInterrupt):
+        train(longer, tmp_path / "handover", resume=True, reporter=listener)
+    assert listener.said == [f"going on after step {step:,} of 4,000"]
+
+
+def test_capsnet_learns_two_thousand_digits(tmp_path: Path) -> None:
+    config = configure(
+        "mnist",
+        {
+            "epochs": 3,
+            "batch_size": 20,
+            "learning_rate": 4e-3,
+            "num_evaluated": 2000,
+            "data": {"num_train": 2000},
+            "model": {"conv_channels": 16, "primary_types": 8},
+        },
+    )
+    metrics = train(config, tmp_path / "run", reporter=Reporter())["metrics"]
+    assert isinstance(metrics, dict)
+    assert metrics["mnist"]["error_rate"] < 0.10

@@ -1,0 +1,54 @@
+import pytest
+
+from capsnet.data import list_datasets
+from capsnet.models import CapsNetConfig, CNNConfig
+from capsnet.training import PRESETS, configure
+
+NAMES = [
+    "mnist", "mnist-r1", "mnist-norecon", "mnist-r1-norecon", "mnist-cnn",
+    "multimnist", "multimnist-r1", "multimnist-cnn", "affnist", "affnist-cnn",
+    "cifar10", "smallnorb", "svhn", "fashion-mnist", "folder",
+]  # fmt: skip
+
+
+def test_presets_are_those_of_the_paper() -> None:
+    assert list(PRESETS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_preset_knows_its_name_and_dataset(name: str) -> None:
+    config = configure(name)
+    assert config.preset == name
+    assert config.data.name in list_datasets()
+    assert set(config.evaluate_on) <= set(list_datasets())
+    assert PRESETS[name].summary.endswith(".")
+    assert PRESETS[name].command == f"capsnet train {name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_of_a_preset_is_what_its_name_says(name: str) -> None:
+    model = configure(name).model
+    if name.endswith("-cnn"):
+        assert isinstance(model, CNNConfig)
+        return
+    assert isinstance(model, CapsNetConfig)
+    assert model.num_iterations == (1 if "-r1" in name else 3)
+    assert model.decoder == (not name.endswith("norecon") and name != "cifar10")
+    assert model.orphan == (name == "cifar10")
+
+
+def test_paper_schedule_brings_the_authors_number_of_steps() -> None:
+    assert configure("mnist", {"schedule": "paper"}).steps == 300_000
+    assert configure("cifar10", {"schedule": "paper"}).steps == 600_000
+    assert configure("mnist", {"schedule": "paper", "epochs": 2}).epochs == 2
+
+
+def test_multimnist_decays_ten_times_slower() -> None:
+    slow, fast = configure("multimnist").decay_steps, configure("mnist").decay_steps
+    assert slow == 10 * fast
+
+
+def test_unknown_preset_gets_a_suggestion() -> None:
+    message = r"unknown preset 'minst'; did you mean 'mnist'\? \(capsnet list shows all\)"
+    with pytest.raises(ValueError, match=message):
+        configure("minst")
