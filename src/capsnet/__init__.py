@@ -4,9 +4,13 @@
 `capsnet.models` the networks of the paper.
 """
 
-from capsnet import functional, layers, models
-from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
-from capsnet.models.weights import load
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from capsnet import functional, layers, models
+    from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
+    from capsnet.models.weights import load
 
 __all__ = [
     "CNN",
@@ -22,3 +26,14 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Imports a public name when it is first used: torch takes seconds, `capsnet --help` none."""
+    if name not in __all__:
+        raise AttributeError(f"module 'capsnet' has no attribute {name!r}")
+    if name in ("functional", "layers", "models"):
+        return import_module(f"capsnet.{name}")
+    return getattr(
+        import_module("capsnet.models.weights" if name == "load" else "capsnet.models"), name
+    )
