@@ -173,10 +173,12 @@ class AffnistSplit(Split):
             ),
             axis=1,
         )  # (B, 2, 2)
-        low, high = self._extent(indices // WARPS_PER_DIGIT, matrix)
+        low, high = self.reach(indices // WARPS_PER_DIGIT, matrix)
         # Between the centres of the outermost pixels, which stay black: proof that nothing is cut.
         first, last = -low, WARP_SIZE - 1 - high
-        place = np.stack((draws.uniform("column", 0.0, 1.0), draws.uniform("row", 0.0, 1.0)), axis=1)
+        place = np.stack(
+            (draws.uniform("column", 0.0, 1.0), draws.uniform("row", 0.0, 1.0)), axis=1
+        )
         return Warps(matrix, first + place * (last - first))
 
     def make_batch(self, indices: Int64[np.ndarray, " B"], draws: Draws | None) -> Batch:
@@ -185,7 +187,7 @@ class AffnistSplit(Split):
         images = warp_images(self._digits[digit], self.choose_warps(indices), size=WARP_SIZE)
         return Batch(images, torch.from_numpy(self._labels[digit])[:, None], images[:, None])
 
-    def _extent(
+    def reach(
         self, digit: Int64[np.ndarray, " B"], matrix: Float64[np.ndarray, "B 2 2"]
     ) -> tuple[Float64[np.ndarray, "B 2"], Float64[np.ndarray, "B 2"]]:
         """How far the warped ink reaches from the digit's centre: least and most column and row.

@@ -1,0 +1,151 @@
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from capsnet.cli import main
+from capsnet.data.sources import SOURCES, RemoteFile, Source
+
+CONTENT = b"house numbers" * 1000
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A server of two files, for which SVHN's are taken."""
+    served = tmp_path / "served"
+    served.mkdir()
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        (served / name).write_bytes(CONTENT)
+    handler = partial(QuietHandler, directory=str(served))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def offer_svhn(monkeypatch: pytest.MonkeyPatch, address: str, sha256: str) -> None:
+    files = tuple(
+        RemoteFile(name, len(CONTENT), sha256, (f"{address}/{name}",))
+        for name in ("train_32x32.mat", "test_32x32.mat")
+    )
+    monkeypatch.setitem(SOURCES, "svhn", Source("http://example.org", "free", files))
+
+
+def test_list_shows_every_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "list", "--data-dir", str(tmp_path)) == 0
+    text = capsys.readouterr().out
+    for words in (
+        f"Datasets in {tmp_path} ",
+        "mnist          built in",
+        "multimnist     made",
+        "cifar10        missing",
+        "folder         yours",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+    ):
+        assert words in text
+
+
+def test_list_says_what_is_there_and_its_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    batches.mkdir(parents=True)
+    for number in (1, 2):
+        (batches / f"data_batch_{number}.bin").write_bytes(bytes(3073))
+    (tmp_path / "train_32x32.mat").write_bytes(bytes(100))
+    (tmp_path / "test.mat").write_bytes(bytes(10))
+    assert run("data", "list", "--data-dir", str(tmp_path), "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["data_dir"] == str(tmp_path)
+    states = {state["name"]: state for state in record["datasets"]}
+    assert states["cifar10"]["state"] == "here"
+    assert states["cifar10"]["num_bytes"] == 6146
+    assert states["cifar10"]["paths"] == [str(batches)]
+    assert states["svhn"]["state"] == "incomplete"
+    assert states["affnist"]["state"] == "here"
+    assert states["smallnorb"]["state"] == "missing"
+    assert states["mnist"]["terms"] == "CC BY-SA 3.0"
+
+
+def test_the_environment_names_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CAPSNET_DATA", str(tmp_path / "mine"))
+    assert run("data", "list") == 0
+    assert f"Datasets in {tmp_path / 'mine'} " in capsys.readouterr().out
+
+
+def test_get_fetches_and_verifies(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    offer_svhn(monkeypatch, address, hashlib.sha256(CONTENT).hexdigest())
+    assert run("data", "get", "svhn", "--data-dir", str(tmp_path), "--json") == 0
+    shown = capsys.readouterr()
+    (state,) = json.loads(shown.out)
+    assert state["state"] == "here"
+    assert state["num_bytes"] == 2 * len(CONTENT)
+    assert f"svhn is in {tmp_path / 'svhn'}, verified (free)" in shown.err
+    assert (tmp_path / "svhn" / "test_32x32.mat").read_bytes() == CONTENT
+
+
+def test_get_refuses_a_wrong_checksum_with_exit_code_2(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    offer_svhn(monkeypatch, address, "0" * 64)
+    assert run("data", "get", "svhn", "--data-dir", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert f"{address}/train_32x32.mat sent a file with a wrong checksum; it was removed" in said
+    assert said.strip().endswith(
+        "capsnet: no address delivered train_32x32.mat; fetch train_32x32.mat, test_32x32.mat in "
+        f"another way (http://example.org) and put them into {tmp_path / 'svhn'}"
+    )
+    assert list((tmp_path / "svhn").iterdir()) == []
+
+
+def test_get_has_nothing_to_do_for_what_is_built_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "get", "mnist", "multimnist") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "mnist needs no download: it is built in",
+        "multimnist needs no download: it is made",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["get"], "capsnet: data get needs the name of a dataset: fashion-mnist, "),
+        (["get", "cifar"], "capsnet: unknown dataset 'cifar'; did you mean 'cifar10'? (known: "),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("data", *arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(sentence)
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,179 @@
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from capsnet.data.storage import (
+    MNIST_MD5,
+    find_data_dir,
+    find_part,
+    load_mnist,
+    require_part,
+    write_atomically,
+)
+
+LOAD = "import sys; from pathlib import Path; from capsnet.data.storage import load_mnist; "
+
+
+def test_all_four_mnist_files_are_the_published_ones(data_dir: Path) -> None:
+    load_mnist("train")
+    load_mnist("test")
+    for name, md5 in MNIST_MD5.items():
+        assert hashlib.md5((data_dir / "mnist" / name).read_bytes()).hexdigest() == md5
+
+
+@pytest.mark.parametrize(
+    ("split", "first", "histogram"),
+    [
+        (
+            "train",
+            [5, 0, 4, 1, 9],
+            [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+        ),
+        ("test", [7, 2, 1, 0, 4], [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
+    ],
+)
+def test_mnist_has_its_known_labels(split: str, first: list[int], histogram: list[int]) -> None:
+    digits, labels = load_mnist(split)
+    assert digits.shape == (sum(histogram), 1, 28, 28)
+    assert labels[:5].tolist() == first
+    assert np.bincount(labels).tolist() == histogram
+
+
+def test_mnist_is_mapped_not_read() -> None:
+    digits, _ = load_mnist("test")
+    assert isinstance(digits, np.memmap)
+    assert not digits.flags.writeable
+
+
+def damage(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(5_000)
+        file.write(b"damaged")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 5_000)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [damage, cut, empty, Path.unlink])
+def test_a_damaged_cache_is_unpacked_again(
+    harm: object, tmp_path: Path, mnist_test: tuple[np.ndarray, np.ndarray]
+) -> None:
+    load_mnist("test", tmp_path)
+    for path in (tmp_path / "mnist").iterdir():
+        harm(path)  # type: ignore[operator]
+    digits, labels = load_mnist("test", tmp_path)
+    assert_array_equal(digits, mnist_test[0])
+    assert_array_equal(labels, mnist_test[1])
+
+
+def test_mnist_needs_no_disk(tmp_path: Path, mnist_test: tuple[np.ndarray, np.ndarray]) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder can be made here")
+    digits, labels = load_mnist("test", blocked)
+    assert_array_equal(digits, mnist_test[0])
+    assert_array_equal(labels, mnist_test[1])
+
+
+def test_a_damaged_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MNIST_MD5, "t10k-images-idx3-ubyte", "0" * 32)
+    with pytest.raises(OSError, match="the package's own t10k-images-idx3-ubyte is damaged"):
+        load_mnist("test", tmp_path)
+    assert not (tmp_path / "mnist").exists()
+
+
+def test_processes_that_start_at_once_do_not_collide(tmp_path: Path) -> None:
+    code = LOAD + "print(load_mnist('test', Path(sys.argv[1]))[1][:5].tolist())"
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [child.communicate()[0].strip() for child in children] == ["[7, 2, 1, 0, 4]"] * 2
+    names = sorted(path.name for path in (tmp_path / "mnist").iterdir())
+    assert names == ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+def test_a_killed_writer_leaves_the_good_file_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"good")
+    code = (
+        "import os, sys, time; from pathlib import Path; from capsnet.data import storage; "
+        "os.fsync = lambda number: (print('written', flush=True), time.sleep(60)); "
+        "storage.write_atomically(Path(sys.argv[1]), b'new' * 100_000)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "written\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert path.read_bytes() == b"good"
+    write_atomically(path, b"newer ", b"still")
+    assert path.read_bytes() == b"newer still"
+
+
+def test_a_failed_write_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(number: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(tmp_path / "file", b"data")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "expected"),
+    [
+        ("linux", {"CAPSNET_DATA": "/given"}, "/given"),
+        ("linux", {"XDG_CACHE_HOME": "/cache"}, "/cache/capsnet"),
+        ("linux", {}, "/home/me/.cache/capsnet"),
+        ("darwin", {"XDG_CACHE_HOME": "/cache"}, "/home/me/Library/Caches/capsnet"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/capsnet"),
+    ],
+)
+def test_data_dir_follows_the_platform(
+    platform: str, environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CAPSNET_DATA", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(sys, "platform", platform)
+    assert find_data_dir() == Path(expected)
+    assert find_data_dir(Path("/mine")) == Path("/mine")
+
+
+def test_a_part_is_found_in_its_folder_or_beside(tmp_path: Path) -> None:
+    assert find_part("svhn", "test", tmp_path) is None
+    beside = tmp_path / "test_32x32.mat"
+    beside.touch()
+    assert find_part("svhn", "test", tmp_path) == beside
+    (tmp_path / "svhn").mkdir()
+    inside = tmp_path / "svhn" / "test_32x32.mat"
+    inside.touch()
+    assert find_part("svhn", "test", tmp_path) == inside
+
+
+def test_a_missing_part_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        require_part("fashion-mnist", "t10k-images-idx3-ubyte", tmp_path)
+    assert str(caught.value) == (
+        f"fashion-mnist is not complete in {tmp_path / 'fashion-mnist'}: "
+        "run `capsnet data get fashion-mnist`, "
+        "or put t10k-images-idx3-ubyte or t10k-images-idx3-ubyte.gz there"
+    )
