@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from capsnet.cli import main
 from capsnet.data.sources import SOURCES, RemoteFile, Source
@@ -149,3 +151,49 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     said = capsys.readouterr().err
     assert said.startswith(sentence)
     assert len(said.splitlines()) == 1
+
+
+def test_show_draws_a_sheet_of_any_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("data", "show", "affnist", "--rows", "2", "--columns", "5") == 0
+    said = "10 images of affNIST-style, regenerated from MNIST (test) are in affnist.png\n"
+    assert capsys.readouterr().out == said
+    with Image.open("affnist.png") as sheet:
+        assert sheet.size == (5 * 42 + 2, 2 * 42 + 2)
+        assert np.asarray(sheet).max() > 200
+    for name in ("red", "blue"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (20, 20), name).save(tmp_path / "own" / name / f"{number}.png")
+    arguments = ["--data-dir", "own", "--split", "train", "--augmented", "--out", "own.png"]
+    assert run("data", "show", "folder", *arguments) == 0
+    with Image.open("own.png") as sheet:
+        assert sheet.mode == "RGB"
+
+
+def test_the_sheet_in_the_documentation_is_the_one_the_command_draws(tmp_path: Path) -> None:
+    drawn = tmp_path / "affnist.png"
+    assert run("data", "show", "affnist", "--out", str(drawn)) == 0
+    documented = Path(__file__).parents[2] / "docs" / "affnist.png"
+    with Image.open(drawn) as one, Image.open(documented) as other:
+        # A grey level or two may go either way on another machine's arithmetic.
+        assert np.abs(np.asarray(one, dtype=int) - np.asarray(other, dtype=int)).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["minst"], "unknown dataset 'minst'; did you mean 'mnist'?"),
+        (["mnist", "--rows", "0"], "a sheet needs at least one row and column, got 0 and 16"),
+        (["folder"], "dataset 'folder' needs data_dir"),
+        (["folder", "--data-dir", "/nowhere"], "a folder of images must exist, got /nowhere"),
+        (["cifar10", "--data-dir", "/nowhere"], "cifar10 is not complete in /nowhere/cifar10"),
+    ],
+)
+def test_show_names_mistakes(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("data", "show", *arguments) == 2
+    assert capsys.readouterr().err.startswith(f"capsnet: {sentence}")

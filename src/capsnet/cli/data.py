@@ -1,17 +1,22 @@
-"""The commands data list and data get."""
+"""The commands data list, data get and data show."""
 
 import sys
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from cyclopts import App, Parameter
+from jaxtyping import UInt8
 
-from capsnet.data import list_datasets
+from capsnet.data import DataConfig, list_datasets, load_split
 from capsnet.data.catalogue import check_dataset
 from capsnet.data.sources import SOURCES, ProgressBar, RemoteFile, download
 from capsnet.data.storage import FORMS, find_data_dir, find_part
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
@@ -95,6 +100,59 @@ def get_data(*names: str, data_dir: Path | None = None, json: Flag = False) -> i
     if json:
         print(dumps([asdict(_inspect(name, data_dir)) for name in names], indent=2))
     return 0
+
+
+@app.command(name="show")
+def show_data(
+    name: str,
+    *,
+    out: Path | None = None,
+    split: Literal["train", "test"] = "test",
+    augmented: Flag = False,
+    rows: int = 8,
+    columns: int = 16,
+    data_dir: Path | None = None,
+) -> int:
+    """Draw a contact sheet of a dataset: examples spread evenly over it, or a training batch.
+
+    Args:
+        name: The dataset.
+        out: PNG file to write; default: NAME.png.
+        split: test or train.
+        augmented: Shuffled and augmented, as in training with seed 0.
+        rows: Rows of images.
+        columns: Columns of images.
+        data_dir: Folder of datasets, or of your own images.
+    """
+    if rows < 1 or columns < 1:
+        raise ValueError(f"a sheet needs at least one row and column, got {rows} and {columns}")
+    examples = load_split(DataConfig(name, data_dir), split)
+    count = min(rows * columns, len(examples))
+    if augmented:
+        batch = examples.train_batch(np.arange(count), seed=0, epoch=0)
+    else:
+        batch = examples.test_batch(np.arange(count) * len(examples) // count)
+    # Standardised images have no place in a picture; their targets are the same in [0, 1].
+    images = batch.images if examples.labels_per_image > 1 else batch.targets[:, 0]
+    path = out or Path(f"{name}.png")
+    _draw_sheet((images * 255).round().byte().numpy(), columns).save(path)
+    print(f"{count} images of {examples.origin} ({split}) are in {path}")
+    return 0
+
+
+def _draw_sheet(images: UInt8[np.ndarray, "N C H W"], columns: int) -> "Picture":
+    """The images side by side on grey, in colour if they have three channels, else the first."""
+    from PIL import Image
+
+    count, num_channels, height, width = images.shape
+    mode = "RGB" if num_channels == 3 else "L"
+    size = (columns * (width + 2) + 2, -(-count // columns) * (height + 2) + 2)
+    sheet = Image.new(mode, size, "grey")
+    for number, image in enumerate(images):
+        tile = image.transpose(1, 2, 0) if num_channels == 3 else image[0]
+        place = (number % columns * (width + 2) + 2, number // columns * (height + 2) + 2)
+        sheet.paste(Image.fromarray(tile), place)
+    return sheet
 
 
 def _fetch(name: str, data_dir: Path | None) -> None:
