@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +22,7 @@ import torch
 from capsnet.models.weights import read_tensors
 from capsnet.training import TrainConfig, TrainingStopped, configure, train
 from capsnet.training.config import from_dict, to_dict
-from capsnet.training.progress import Lines
+from capsnet.training.progress import Lines, Reporter
 
 TINY_MODEL: dict[str, object] = {
     "conv_channels": 5,
@@ -52,6 +53,29 @@ def weights_of(run: Path) -> dict[str, bytes]:
     """The bytes of every trained tensor, to be compared bit by bit."""
     tensors, _ = read_tensors(run / "weights.safetensors")
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+class Listener(Reporter):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Keeps the message."""
+        self.said.append(text)
+
+
+class BreakOff(Reporter):
+    """Breaks a run off in the middle of a step, as Ctrl-C would without our handler."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def advance(self, step: int, line: Mapping[str, object] | None) -> None:
+        """Raises in the chosen step, before it can be saved."""
+        if step == self.step:
+            raise KeyboardInterrupt
 
 
 class RunServer:

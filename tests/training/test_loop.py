@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import RunServer, tiny_config, weights_of
+from tiny_runs import BreakOff, Listener, RunServer, tiny_config, weights_of
 from torch.testing import assert_close
 
 from capsnet.data import Batch
@@ -18,36 +18,15 @@ from capsnet.training.progress import Reporter
 from capsnet.training.records import damaged_files, read_json
 
 
-class Listener(Reporter):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.lines: list[Mapping[str, object]] = []
-
-    def advance(self, step: int, line: Mapping[str, object] | None) -> None:
-        if line is not None:
-            self.lines.append(line)
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def read_log(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def train_some_steps(config: TrainConfig, run: Path, num_steps: int) -> None:
     """Begins a run and breaks off after some steps, with a checkpoint there."""
-
-    class BreakOff(Reporter):
-        def advance(self, step: int, line: Mapping[str, object] | None) -> None:
-            if step == num_steps:
-                raise KeyboardInterrupt
-
     config = replace(config, checkpoint_minutes=1e-9)
     with pytest.raises(KeyboardInterrupt):
-        train(config, run, reporter=BreakOff())
+        train(config, run, reporter=BreakOff(num_steps))
 
 
 def test_finished_run_leaves_exactly_its_four_files(tmp_path: Path) -> None:
@@ -78,6 +57,24 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path
         train(tiny_config(seed=seed), tmp_path / name, reporter=Reporter())
     assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
     assert weights_of(tmp_path / "a") != weights_of(tmp_path / "c")
+
+
+# Losses of the first ten steps with seed 0. Kernels may round otherwise, examples may not change.
+GOLDEN = (
+    2.8520567417144775, 2.5301272869110107, 2.2683417797088623, 2.0675480365753174,
+    1.8563795089721680, 1.7854585647583008, 1.6888715028762817, 1.5757308006286620,
+    1.6082172393798828, 1.5100617408752441,
+)  # fmt: skip
+
+
+def test_first_losses_are_the_recorded_ones_and_repeat_exactly(tmp_path: Path) -> None:
+    config = tiny_config(epochs=None, steps=10, log_every=1, model={"decoder": True})
+    losses = []
+    for name in ("first", "second"):
+        train(config, tmp_path / name, reporter=Reporter())
+        losses.append([line["loss"] for line in read_log(tmp_path / name)])
+    assert losses[0] == losses[1]
+    assert_close(losses[0], list(GOLDEN), rtol=1e-4, atol=0.0)
 
 
 def test_dropout_of_a_resumed_baseline_is_that_of_an_unbroken_one(tmp_path: Path) -> None:
@@ -260,7 +257,9 @@ def test_reduced_precision_trains(tmp_path: Path) -> None:
     assert math.isfinite(read_log(tmp_path / "run")[-1]["loss"])
 
 
-def test_two_processes_train_the_model_of_one(tmp_path: Path) -> None:
+def test_two_processes_train_the_model_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = RunServer()
     config = tiny_config(epochs=2, model={"decoder": True})
     assert server.run(config, tmp_path / "two", num_processes=2) == [0, 0]
@@ -280,12 +279,8 @@ def test_two_processes_train_the_model_of_one(tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "handover" / "checkpoints").iterdir()
     step = int(checkpoint.stem.removeprefix("step-"))
 
-    class StopSoon(Listener):
-        def advance(self, step_now: int, line: Mapping[str, object] | None) -> None:
-            if step_now == step + 3:
-                raise KeyboardInterrupt
-
-    listener = StopSoon()
+    listener = Listener()
+    monkeypatch.setattr(listener, "advance", BreakOff(step + 3).advance)
     with pytest.raises(KeyboardInterrupt):
         train(longer, tmp_path / "handover", resume=True, reporter=listener)
     assert listener.said == [f"going on after step {step:,} of 4,000"]

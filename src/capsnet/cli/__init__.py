@@ -32,9 +32,9 @@ _COMMANDS = (
     ("report", "capsnet.cli.reproduce:report", "Put all results beside the paper's."),
     ("bench", "capsnet.cli.bench:bench", "Measure the speed of a training step."),
 )
-for _name, _path, _help in _COMMANDS:
+for _place, (_name, _path, _help) in enumerate(_COMMANDS):
     if importlib.util.find_spec(_path.partition(":")[0]) is not None:
-        app.command(_path, name=_name, help=_help)
+        app.command(_path, name=_name, help=_help, sort_key=_place)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action=_as_status)
+        sys.stdout.flush()
     except CycloptsError as error:
         _fail(str(error), 2)
     except FloatingPointError as error:

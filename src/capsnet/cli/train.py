@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+import os
 import shlex
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, make_dataclass, replace
@@ -15,7 +17,7 @@ from cyclopts import Parameter
 
 from capsnet.data import DataConfig, list_datasets, load_split
 from capsnet.models import CapsNetConfig, CNNConfig
-from capsnet.models.weights import list_weights
+from capsnet.models.weights import WEIGHTS, list_weights
 from capsnet.training import (
     PRESETS,
     Preset,
@@ -28,7 +30,7 @@ from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
 from capsnet.training.checkpoint import newest_checkpoint
 from capsnet.training.config import from_dict, override, to_dict
-from capsnet.training.records import CONFIG, RESULT, damaged_files, read_json
+from capsnet.training.records import CONFIG, damaged_files, read_json
 
 #: Wrong examples that evaluate prints.
 MAX_SHOWN = 20
@@ -148,18 +150,20 @@ def train(
         _print_json(to_dict(run_config))
         return 0
     command = shlex.join(["capsnet", "train", preset, "--out", str(run), "--resume"])
+    speaks = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, the first
     try:
         result = train_model(run_config, run, resume=resume, overwrite=overwrite)
     except TrainingStopped as stopped:
-        print(f"{stopped}\ngo on with: {command}")
+        if speaks:
+            print(f"{stopped}\ngo on with: {command}")
         return 128 + stopped.signal_number
     except FloatingPointError as error:
         raise FloatingPointError(
             f"{error}; a lower rate may help: --learning-rate {run_config.learning_rate / 2:g}"
         ) from None
-    if json:
+    if json and speaks:
         _print_json(result)
-    else:
+    elif speaks:
         _say_result(result, run, PRESETS[preset])
     return 0
 
@@ -194,10 +198,10 @@ def evaluate(
         torch.set_num_threads(threads)
     loaded = []
     for source in models:
-        if (Path(source) / RESULT).exists():
-            for complaint in damaged_files(Path(source)):
-                raise ValueError(complaint)
         loaded.append(load_model_and_record(source))
+        if (Path(source) / WEIGHTS).exists():
+            for complaint in damaged_files(Path(source)):
+                print(f"capsnet: {complaint}", file=sys.stderr)
     stored = loaded[0][1].get("config")
     trained = from_dict(stored) if isinstance(stored, dict) else None
     data = trained.data if trained is not None else DataConfig()

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,7 +20,15 @@ from capsnet.models.weights import (
     read_tensors,
     write_tensors,
 )
-from capsnet.training.records import CHECKPOINTS
+from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict
+from capsnet.training.records import (
+    CHECKPOINTS,
+    CONFIG,
+    RESULT,
+    RunLog,
+    read_json,
+    write_json,
+)
 
 #: A newer and an older checkpoint: should the newer turn out damaged, little is lost.
 NUM_KEPT = 2
@@ -38,8 +46,26 @@ class TrainState:
     step: int = 0
     """Updates made so far."""
 
+    seconds: float = 0.0
+    """Time they took."""
+
+    window: list[float] = field(default_factory=lambda: [0.0] * 5)
+    """Sums that the next line of the log averages: steps, three losses, errors."""
+
+    window_began: float = 0.0
+    """Seconds at the last line of the log."""
+
+    def counts(self) -> dict[str, object]:
+        """All but the tensors, for a checkpoint's record."""
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "window": self.window,
+            "window_began": self.window_began,
+        }
+
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, for `write_tensors`."""
+        """All tensors by name, for a checkpoint."""
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimiser.state[parameter].items():
@@ -49,9 +75,10 @@ class TrainState:
         return tensors
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, object]) -> None:
         """Copies stored tensors into the live ones, which keep their identity and layout."""
-        self.step = step
+        for name in ("step", "seconds", "window", "window_began"):
+            setattr(self, name, counts[name])
         copy_tensors(self.model, _strip(tensors, "model/"))
         for name, parameter in self.model.named_parameters():
             if f"step/{name}" not in tensors:
@@ -65,18 +92,84 @@ class TrainState:
             value.copy_(tensors[f"average/{name}"])
 
 
-def checkpoint_path(run: Path, step: int) -> Path:
-    """File of the checkpoint after `step` updates."""
-    return run / CHECKPOINTS / f"step-{step:09d}.safetensors"
-
-
 def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) -> None:
     """Writes a checkpoint, then removes all but the newest two."""
-    (run / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    path = checkpoint_path(run, state.step)
-    write_tensors(path, state.tensors(), {"step": state.step, **record})
-    for old in list_checkpoints(run)[NUM_KEPT:]:
-        old.unlink(missing_ok=True)
+    older = list_checkpoints(run)
+    path = run / CHECKPOINTS / f"step-{state.step:09d}.safetensors"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, state.tensors(), {**record, **state.counts()})
+        for old in list_checkpoints(run)[NUM_KEPT:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        kept = f"{older[0]} is whole" if older else "there is none before it"
+        raise OSError(
+            f"the checkpoint of step {state.step:,} could not be written to {run} "
+            f"({error.strerror}); {kept}"
+        ) from error
+
+
+def restore_run(
+    run: Path,
+    state: TrainState,
+    *,
+    config: TrainConfig,
+    log: RunLog,
+    say: Callable[[str], None],
+    is_writer: bool = True,
+) -> dict[str, object] | None:
+    """Takes up a run where its newest whole checkpoint left it, or begins one.
+
+    Args:
+        run: the run's directory.
+        state: what the checkpoint is copied into.
+        config: the settings, which must be those that the run began with.
+        log: cut back to the time of the checkpoint.
+        say: told of every file that is damaged.
+        is_writer: whether this process may mend files, as the first one may.
+
+    Returns:
+        The run's result if it is finished already.
+    """
+    if (run / RESULT).exists():
+        result = read_json(run / RESULT)
+        _check_same_config(run, result["config"], config)
+        if is_writer:
+            remove_checkpoints(run)
+        return result
+    found = newest_checkpoint(run, say)
+    try:
+        stored: dict[str, object] | None = read_json(run / CONFIG)
+    except (OSError, ValueError) as error:
+        stored = None
+        if found is not None or not isinstance(error, OSError):
+            say(f"{run / CONFIG} is damaged or missing; written anew")
+    began_with = found[1]["config"] if found is not None else stored
+    if began_with is not None:
+        _check_same_config(run, began_with, config)
+    if is_writer and stored != to_dict(config):
+        write_json(run / CONFIG, to_dict(config))
+    if found is None:
+        if is_writer:
+            log.start()
+        return None
+    tensors, record = found
+    state.restore(tensors, record)
+    position = record["log"]
+    assert isinstance(position, dict)
+    complaint = log.rewind(position) if is_writer else None
+    if complaint is not None:
+        say(complaint)
+    return None
+
+
+def _check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
+    assert isinstance(stored, dict)
+    for name, (old, new) in differing_fields(from_dict(stored), config).items():
+        raise ValueError(
+            f"the run in {run} began with {name} = {old}, got {new}; "
+            "a run goes on with the settings that it began with"
+        )
 
 
 def list_checkpoints(run: Path) -> list[Path]:

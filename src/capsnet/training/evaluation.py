@@ -9,12 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from capsnet.data import Split
-from capsnet.functional import reconstruction_loss
+from capsnet.functional import iterate_routing, reconstruction_loss
 from capsnet.models import CapsNet, Model
 from capsnet.training.processes import Processes
 
 #: As many wrong examples as this are listed in a record.
 MAX_WRONG = 1000
+#: As many images as this show how routing settles.
+NUM_TRACED = 100
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class Evaluation:
 
     wrong: tuple[WrongExample, ...]
     """The wrong examples, at most 1,000 of them."""
+
+    routing_changes: tuple[float, ...] | None = None
+    """Mean change of a routing logit in each of ten iterations, on the first images (Fig. A.1)."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain dictionary, as result.json holds it."""
@@ -124,6 +129,7 @@ def evaluate(
     predictions = torch.zeros(count, num_labels, dtype=torch.int64)
     labels = torch.zeros(count, num_labels, dtype=torch.int64)
     squared_error = torch.zeros((), dtype=torch.float64)
+    changes: tuple[float, ...] | None = None
     modes = [model.training for model in models]
     for model in models:
         model.to(device).eval()
@@ -138,6 +144,8 @@ def evaluate(
         for model in models:
             model_scores, reconstructed = _score(model, images, batch.labels.to(device))
             scores += model_scores
+        if start == 0 and len(models) == 1 and isinstance(models[0], CapsNet):
+            changes = routing_changes(models[0], images[:NUM_TRACED])
         rows = slice(int(places[0]), int(places[-1]) + 1)
         predictions[rows] = scores.topk(num_labels, dim=1).indices.cpu()
         labels[rows] = batch.labels
@@ -156,7 +164,32 @@ def evaluate(
         predictions,
         num_models=len(models),
         reconstruction_error=squared_error.item() / count if has_decoder else None,
+        changes=changes,
     )
+
+
+@torch.no_grad()
+def routing_changes(
+    model: CapsNet, images: Float[Tensor, "B C H W"], num_iterations: int = 10
+) -> tuple[float, ...]:
+    """Mean absolute change of a routing logit b_ij in each iteration (Fig. A.1).
+
+    The network routes for `num_iterations`, however many it was trained with.
+    """
+    layer = model.classes
+    steps = iterate_routing(
+        layer.vote(model.encode(images).flatten(1, 3)),
+        num_iterations + 1,  # the logits of a step are those that the step before came to
+        prior_logits=layer.prior_logits,
+        bias=layer.bias,
+        orphan=layer.orphan,
+    )
+    changes, before = [], None
+    for step in steps:
+        if before is not None:
+            changes.append(float((step.logits - before).abs().mean()))
+        before = step.logits
+    return tuple(changes)
 
 
 def check_models(models: Sequence[Model], split: Split) -> None:
@@ -195,6 +228,7 @@ def _summarise(
     *,
     num_models: int,
     reconstruction_error: float | None,
+    changes: tuple[float, ...] | None,
 ) -> Evaluation:
     found = (predictions[:, :, None] == labels[:, None, :]).any(dim=1)  # (n, N): label predicted
     is_wrong = ~found.all(dim=1)  # (n,)
@@ -217,4 +251,5 @@ def _summarise(
         label_error_rate=int((~found).sum()) / found.numel(),
         reconstruction_error=reconstruction_error,
         wrong=wrong,
+        routing_changes=changes,
     )

@@ -11,11 +11,10 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.backends import mps
 
 from capsnet.data import Batch, DataConfig, Split, iterate_batches, load_split, num_steps
 from capsnet.data.order import stream_key
-from capsnet.models import Model, model_from_config
+from capsnet.models import CapsNet, Model, model_from_config
 from capsnet.models.weights import (
     WEIGHTS,
     config_to_dict,
@@ -25,14 +24,12 @@ from capsnet.models.weights import (
 from capsnet.training.checkpoint import (
     TrainState,
     list_checkpoints,
-    newest_checkpoint,
     remove_checkpoints,
+    restore_run,
     save_checkpoint,
 )
 from capsnet.training.config import (
     TrainConfig,
-    differing_fields,
-    from_dict,
     to_dict,
     total_steps,
 )
@@ -43,7 +40,9 @@ from capsnet.training.processes import (
     StopRequest,
     TrainingStopped,
     catch_signals,
+    find_device,
     join_processes,
+    seed_dropout,
 )
 from capsnet.training.progress import Reporter, TensorBoard, choose_reporter
 from capsnet.training.records import (
@@ -54,7 +53,6 @@ from capsnet.training.records import (
     describe_environment,
     file_digest,
     open_run,
-    read_json,
     write_json,
 )
 
@@ -88,6 +86,10 @@ def train(
             try:
                 training = Training(config, run, processes=processes, reporter=reporter, stop=stop)
                 return training.run()
+            except OSError as error:
+                if error.filename is not None or error.strerror is None:
+                    raise
+                raise OSError(f"{run} could not be written to ({error.strerror})") from error
             finally:
                 reporter.close()
 
@@ -131,26 +133,33 @@ class Training:
         if config.compile:
             self.forward = cast(nn.Module, torch.compile(model))
         self.log = RunLog(folder / LOG)
-        self.window = [0.0] * 5  # what the next line of the log will average
-        self.window_began = 0.0
-        self.seconds = 0.0
         self.board: TensorBoard | None = None
 
     def run(self) -> dict[str, object]:
         """Begins or goes on, trains to the end, evaluates, and writes the result."""
-        finished = self.restore()
+        finished = restore_run(
+            self.folder,
+            self.state,
+            config=self.config,
+            log=self.log,
+            say=self.reporter.say,
+            is_writer=self.processes.is_first,
+        )
         if finished is not None:
+            self.reporter.say(f"{self.folder} is finished already")
             return finished
+        if self.state.step > 0:
+            self.reporter.say(f"going on after step {self.state.step:,} of {self.num_steps:,}")
         if self.config.tensorboard and self.processes.is_first:
             self.board = TensorBoard(self.folder / "tensorboard")
         self.reporter.start(self.state.step, self.num_steps)
         self.forward.train()
-        started = saved = time.monotonic()
-        before = self.seconds
+        saved = time.monotonic()
+        started = saved - self.state.seconds
         for batch in self.batches():
             rate = learning_rate(self.config, self.state.step, self.num_steps)
             must_stop = self.update(batch, rate)
-            self.seconds = before + time.monotonic() - started
+            self.state.seconds = time.monotonic() - started
             self.log_step(rate)
             if self.evaluation_is_due():
                 self.log_evaluation()
@@ -204,7 +213,7 @@ class Training:
         self.state.step += 1
         self.update_average()
         new = [1.0, *sums[:-1].tolist()]
-        self.window = [old + value for old, value in zip(self.window, new, strict=True)]
+        self.state.window = [a + b for a, b in zip(self.state.window, new, strict=True)]
         return bool(sums[-1] > 0)
 
     def check_finite(self, gradients: list[Tensor], loss: float, rate: float) -> None:
@@ -237,25 +246,27 @@ class Training:
 
     def log_step(self, rate: float) -> None:
         """Adds a line to the log where one is due."""
-        step = self.state.step
+        state = self.state
         line: dict[str, object] | None = None
-        if step % self.config.log_every == 0 or step == self.num_steps:
-            count, total, classification, reconstruction, errors = self.window
-            taken = self.seconds - self.window_began
+        if state.step % self.config.log_every == 0 or state.step == self.num_steps:
+            count, total, classification, reconstruction, num_errors = state.window
+            num_images = count * self.config.batch_size
             line = {
-                "step": step,
-                "epoch": step / self.steps_per_epoch,
+                "step": state.step,
+                "epoch": state.step / self.steps_per_epoch,
                 "learning_rate": rate,
                 "loss": total / count,
                 "classification_loss": classification / count,
                 "reconstruction_loss": reconstruction / count,
-                "error_rate": errors / (count * self.config.batch_size),
-                "seconds": round(self.seconds, 3),
-                "images_per_second": round(count * self.config.batch_size / max(taken, 1e-9), 1),
+                "error_rate": num_errors / num_images,
+                "seconds": round(state.seconds, 3),
+                "images_per_second": round(
+                    num_images / max(state.seconds - state.window_began, 1e-9), 1
+                ),
             }
-            self.window, self.window_began = [0.0] * 5, self.seconds
+            state.window, state.window_began = [0.0] * 5, state.seconds
             self.write_line(line)
-        self.reporter.advance(step, line)
+        self.reporter.advance(state.step, line)
 
     def write_line(self, line: dict[str, object]) -> None:
         """Adds a line to the log and to TensorBoard; only the first process writes."""
@@ -275,6 +286,7 @@ class Training:
         """Evaluates for the curve; nothing is chosen by it."""
         evaluation = self.evaluate(self.tests[0])
         self.reporter.say(f"step {self.state.step:,}: {evaluation.describe()}")
+        self.show_reconstructions()
         self.write_line({"step": self.state.step, "evaluation": summary(evaluation)})
 
     def evaluate(self, split: Split) -> Evaluation:
@@ -295,6 +307,18 @@ class Training:
             copy_tensors(model, self.state.average)
         return model
 
+    @torch.no_grad()
+    def show_reconstructions(self) -> None:
+        """Sends the first images and their reconstructions to TensorBoard."""
+        model = self.trained_model()
+        if self.board is None or not isinstance(model, CapsNet) or not model.config.decoder:
+            return
+        images, labels, targets = self.tests[0].test_batch(np.arange(min(16, len(self.tests[0]))))
+        decoded = model(images.to(self.device), reconstruct=labels.to(self.device)).reconstruction
+        sheets = {"input": images, "target": targets[:, 0], "reconstruction": decoded[:, 0].cpu()}
+        for name, sheet in sheets.items():
+            self.board.add_images(name, sheet, self.state.step)
+
     def checkpoint_is_due(self, minutes: float) -> bool:
         """Whether to save after this step: by time, by epoch, and at the end."""
         every = self.config.checkpoint_epochs * self.steps_per_epoch
@@ -306,26 +330,9 @@ class Training:
 
     def save(self) -> None:
         """Writes a checkpoint; the one before it stays, should this fail."""
-        if not self.processes.is_first:
-            return
-        older = list_checkpoints(self.folder)
-        try:
-            save_checkpoint(
-                self.folder,
-                self.state,
-                {
-                    **self.describe(),
-                    "window": self.window,
-                    "window_began": self.window_began,
-                    "log": self.log.position(),
-                },
-            )
-        except OSError as error:
-            kept = f"{older[0]} is whole" if older else "there is none before it"
-            raise OSError(
-                f"the checkpoint of step {self.state.step:,} could not be written to "
-                f"{self.folder} ({error.strerror}); {kept}"
-            ) from error
+        if self.processes.is_first:
+            record = {**self.describe(), "log": self.log.position()}
+            save_checkpoint(self.folder, self.state, record)
 
     def describe(self) -> dict[str, object]:
         """What checkpoints, weights and result say about the run."""
@@ -336,69 +343,12 @@ class Training:
             "seed": self.config.seed,
             "steps": self.state.step,
             "epochs": self.state.step / self.steps_per_epoch,
-            "seconds": round(self.seconds, 3),
+            "seconds": round(self.state.seconds, 3),
             "averaged": self.state.average is not None,
             "processes": self.processes.world_size,
             "class_names": list(self.split.class_names),
             "data": {"train": self.split.origin, "num_train": len(self.split)},
         }
-
-    def restore(self) -> dict[str, object] | None:
-        """Takes up a run where its newest whole checkpoint left it; its result if it is over."""
-        is_first = self.processes.is_first
-        finished = self.folder / RESULT
-        if finished.exists():
-            record = read_json(finished)
-            self.check_config(record["config"])
-            self.reporter.say(f"{self.folder} is finished already")
-            if is_first:
-                remove_checkpoints(self.folder)
-            return record
-        found = newest_checkpoint(self.folder, self.reporter.say)
-        try:
-            stored: object = read_json(self.folder / CONFIG)
-        except (OSError, ValueError) as error:
-            stored = None
-            if found is not None or not isinstance(error, OSError):
-                self.reporter.say(f"{self.folder / CONFIG} is damaged or missing; written anew")
-        if found is None:
-            if stored is not None:
-                self.check_config(stored)
-            if is_first:
-                write_json(self.folder / CONFIG, to_dict(self.config))
-                self.log.start()
-            return None
-        tensors, record = found
-        self.check_config(record["config"])
-        if is_first and stored != to_dict(self.config):
-            write_json(self.folder / CONFIG, to_dict(self.config))
-        step, window = record["step"], record["window"]
-        assert isinstance(step, int)
-        assert isinstance(window, list)
-        self.state.restore(tensors, step)
-        self.window = window
-        self.seconds, self.window_began = (
-            float(str(record[name])) for name in ("seconds", "window_began")
-        )
-        if is_first:
-            position = record["log"]
-            assert isinstance(position, dict)
-            complaint = self.log.rewind(position)
-            if complaint is not None:
-                self.reporter.say(complaint)
-        self.reporter.say(f"going on after step {step:,} of {self.num_steps:,}")
-        return None
-
-    def check_config(self, stored: object) -> None:
-        """Raises a ValueError if the run began with other settings."""
-        assert isinstance(stored, dict)
-        differing = differing_fields(from_dict(stored), self.config)
-        if differing:
-            name, (old, new) = next(iter(differing.items()))
-            raise ValueError(
-                f"the run in {self.folder} began with {name} = {old}, got {new}; "
-                "a run goes on with the settings that it began with"
-            )
 
     def finish(self) -> dict[str, object]:
         """Evaluates the last step's model, writes weights and result, removes checkpoints."""
@@ -413,6 +363,7 @@ class Training:
         if not self.processes.is_first:
             return record
         if self.board is not None:
+            self.show_reconstructions()
             self.board.close()
         brief = {each.dataset: summary(each) for each in evaluations}
         save_weights(self.folder / WEIGHTS, self.trained_model(), {**record, "metrics": brief})
@@ -420,29 +371,6 @@ class Training:
         write_json(self.folder / RESULT, record)
         remove_checkpoints(self.folder)
         return record
-
-
-def seed_dropout(seed: int, device: torch.device) -> None:
-    """Seeds the generator that dropout draws from.
-
-    torch.manual_seed would note the call's traceback for a sleeping CUDA in every step.
-    """
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
-def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of that name, "cuda" being this process's own; a ValueError if it is not here."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu, cuda, cuda:N or mps, got {name!r}") from None
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps.is_available()}
-    if not available.get(device.type, False):
-        raise ValueError(f"device {name} is not available here")
-    return torch.device("cuda", local_rank) if name == "cuda" else device
 
 
 def fit_to_data(config: TrainConfig, split: Split) -> TrainConfig:

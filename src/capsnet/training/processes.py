@@ -1,4 +1,4 @@
-"""Several processes that train one model, as `torchrun` starts them, and signals that stop them."""
+"""Where a run happens: processes that torchrun started, signals that stop them, devices."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.backends import mps
 
 
 @dataclass(frozen=True)
@@ -125,3 +126,26 @@ def catch_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in zip(signals, previous, strict=True):
             signal.signal(number, handler)
+
+
+def seed_dropout(seed: int, device: torch.device) -> None:
+    """Seeds the generator that dropout draws from.
+
+    torch.manual_seed would note the call's traceback for a sleeping CUDA in every step.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def find_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of that name, "cuda" being this process's own; a ValueError if it is not here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device must be cpu, cuda, cuda:N or mps, got {name!r}") from None
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps.is_available()}
+    if not available.get(device.type, False):
+        raise ValueError(f"device {name} is not available here")
+    return torch.device("cuda", local_rank) if name == "cuda" else device

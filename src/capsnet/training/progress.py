@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
@@ -31,7 +31,7 @@ class Reporter:
 class Lines(Reporter):
     """One plain line for each line of the log."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
         self._num_steps = 0
 

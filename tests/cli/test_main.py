@@ -1,0 +1,110 @@
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from capsnet.cli import app, describe_os_error, main
+
+
+def run(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
+
+
+def test_help_imports_neither_torch_nor_any_command() -> None:
+    program = (
+        "import sys; from capsnet.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "bad = {'torch', 'matplotlib', 'fastapi', 'onnx', 'scipy', 'capsnet.cli.train'}\n"
+        "print(sorted(bad & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "train" in done.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in app if not name.startswith("-")])
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    extras = {"serve": "fastapi", "export": "onnx"}
+    if name in extras and importlib.util.find_spec(extras[name]) is None:
+        pytest.skip(f"{extras[name]} is not installed")
+    assert run(name, "--help") == 0
+    assert f"capsnet {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
+        (["train"], "requires an argument"),
+        (["train", "minst"], "unknown preset 'minst'; did you mean 'mnist'?"),
+        (["train", "mnist", "--epoch", "3"], "Unknown option: --epoch. Did you mean --epochs?"),
+        (["train", "mnist", "--epochs", "many"], 'unable to convert "many" into int'),
+        (["train", "mnist", "--schedule", "fast"], 'Choose from: "cosine", "paper"'),
+        (["train", "mnist", "--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["train", "mnist", "--dataset", "mnits"], "unknown dataset 'mnits'"),
+        (["train", "mnist", "--config", "nowhere.toml"], "nowhere.toml: No such file"),
+        (["evaluate"], "evaluate needs a run, a weights file or shipped weights"),
+        (["evaluate", "runs/nowhere"], "nowhere is not there"),
+    ],
+)
+def test_mistake_is_answered_by_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    without_annotation_checks: None,
+) -> None:
+    assert run(*arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert sentence in shown.err
+    assert shown.err.startswith("capsnet: ")
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_failure_and_interruption_have_their_own_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, status in (
+        (FloatingPointError("the loss became nan"), 1),
+        (KeyboardInterrupt(), 130),
+        (OSError("disk\nfull"), 2),
+    ):
+
+        def fail(*arguments: object, error: BaseException = error, **options: object) -> None:
+            raise error
+
+        monkeypatch.setattr("capsnet.cli.app", fail)
+        assert run("list") == status
+    assert "capsnet: disk full\n" in capsys.readouterr().err
+
+
+def test_reader_that_goes_away_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert run("list") == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_refusal_of_the_system_names_the_file() -> None:
+    assert describe_os_error(PermissionError(13, "Permission denied", "/x")) == (
+        "/x: Permission denied"
+    )
+    assert describe_os_error(OSError("plain words")) == "plain words"
+
+
+def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("capsnet.cli.app", fail)
+    with pytest.raises(TypeError, match="a bug"):
+        main(["list"])

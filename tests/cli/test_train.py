@@ -1,0 +1,224 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.testing import assert_close
+
+from capsnet.cli import main
+from capsnet.models.weights import WEIGHTS, read_tensors
+from capsnet.training.records import read_json
+
+SMALL = [
+    "--batch-size", "16", "--num-train", "64", "--num-evaluated", "30",
+    "--conv-channels", "5", "--primary-types", "2", "--primary-dim", "3", "--output-dim", "4",
+    "--no-decoder",
+]  # fmt: skip
+TINY = ["--epochs", "2", *SMALL]
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
+
+
+def test_train_then_evaluate_gives_the_same_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "mnist", "--seed", "3", *TINY, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert run("evaluate", "runs/mnist-seed3", "--json") == 0
+    evaluation = json.loads(capsys.readouterr().out)
+    assert evaluation == result["metrics"]["mnist"]
+    assert evaluation["num_examples"] == 30
+
+
+def test_closing_lines_say_what_where_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "mnist", *TINY) == 0
+    shown = capsys.readouterr()
+    assert "error on mnist (test) after 8 steps" in shown.out
+    assert "(paper: 0.25%, Table 1" in shown.out
+    assert "in runs/mnist-seed0; next: capsnet evaluate runs/mnist-seed0" in shown.out
+    assert "step 8/8" in shown.err
+
+
+def test_evaluate_lists_wrong_examples_and_takes_ensembles(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for seed in ("0", "1"):
+        assert run("train", "mnist", "--seed", seed, *TINY) == 0
+    capsys.readouterr()
+    assert run("evaluate", "runs/mnist-seed0", "runs/mnist-seed1", "--num-examples", "60") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "spread evenly over 10,000" in lines[0]
+    assert " taken for " in lines[1]
+    assert lines[-1].endswith("more (--json lists them)")
+    assert run("evaluate", "runs/mnist-seed0", "--dataset", "mnist-40") == 2
+    assert "have shape (1, 40, 40), but the model takes (1, 28, 28)" in capsys.readouterr().err
+
+
+def test_resumed_run_needs_no_settings_but_refuses_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("train", "mnist", *TINY) == 0
+    assert run("train", "mnist", *TINY) == 2
+    assert run("train", "mnist", "--resume") == 0
+    assert run("train", "mnist", "--resume", "--epochs", "5") == 2
+    assert "began with epochs = 2, got 5" in capsys.readouterr().err
+    assert run("train", "svhn", "--resume", "--out", "runs/mnist-seed0") == 2
+    assert "is of preset mnist, got svhn" in capsys.readouterr().err
+    assert run("train", "mnist", "--overwrite", *TINY, "--lr", "0.002") == 0
+    config = read_json(Path("runs/mnist-seed0/config.json"))
+    assert config["learning_rate"] == 0.002
+
+
+def test_toml_file_holds_settings_and_flags_come_before_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = "epochs = 7\nlearning_rate = 0.5\n[data]\nnum_train = 99\n[model]\nbias = true\n"
+    Path("settings.toml").write_text(settings)
+    assert run("train", "mnist", "--config", "settings.toml", "--epochs", "3", "--dry-run") == 0
+    config = json.loads(capsys.readouterr().out)
+    assert (config["epochs"], config["learning_rate"]) == (3, 0.5)
+    assert config["data"]["num_train"] == 99
+    assert config["model"]["bias"] is True
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("epochs = ", "settings.toml is not TOML"),
+        ("epoch = 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
+        ("[model]\nnum_iteration = 3", "did you mean 'num_iterations'?"),
+        ("model = 3", "model must be a table of settings, got 3"),
+        ('epochs = "three"', "epochs must be int | None, got 'three'"),
+    ],
+)
+def test_mistake_in_the_toml_file_is_one_sentence(
+    content: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("settings.toml").write_text(content)
+    assert run("train", "mnist", "--config", "settings.toml", "--dry-run") == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_settings_of_the_other_kind_of_model_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("train", "mnist-cnn", "--num-iterations", "2", "--dry-run") == 2
+    assert "unknown setting 'num_iterations'" in capsys.readouterr().err
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def write_other_json(path: Path) -> None:
+    path.write_text('{"epochs": 3}')
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    assert run("train", "mnist", *TINY, "--out", str(out)) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", ["config.json", "log.jsonl", "weights.safetensors", "result.json"])
+@pytest.mark.parametrize("damage", [truncate, flip_byte, Path.unlink, write_other_json])
+def test_damaged_file_of_a_finished_run_is_named(
+    finished: Path,
+    name: str,
+    damage: Callable[[Path], object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = Path("copy")
+    copy.mkdir()
+    for path in finished.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    damage(copy / name)
+    status = run("evaluate", str(copy))
+    shown = capsys.readouterr().err
+    assert status == (2 if name == "weights.safetensors" else 0)
+    assert name in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_list_shows_presets_with_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list") == 0
+    shown = capsys.readouterr().out
+    assert "mnist               0.25%" in shown
+    assert "affnist" in shown
+    assert run("list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["presets"][0]["paper_error"] == 0.0025
+    assert "multimnist" in listed["datasets"]
+
+
+def test_not_a_number_ends_with_advice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", "mnist", *TINY, "--lr", "1e38") == 1
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert "at learning rate" in shown
+    assert "a lower rate may help: --learning-rate 5e+37" in shown
+
+
+def start(*arguments: str, program: tuple[str, ...] = ("-m", "capsnet")) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(1200):
+        if path.exists() and path.stat().st_size:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{path} did not appear")
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on() -> None:
+    program = start(
+        "train", "mnist", *SMALL, "--epochs", "4000", "--log-every", "1", "--out", "a b"
+    )
+    wait_for(Path("a b/log.jsonl"))
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 128 + signal.SIGINT, err
+    assert "which is saved in a b" in out
+    assert "go on with: capsnet train mnist --out 'a b' --resume" in out
+    assert len(list(Path("a b/checkpoints").iterdir())) >= 1
+    assert "Traceback" not in err
+
+
+def test_torchrun_trains_the_model_of_one_process() -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    pair = start("-m", "capsnet", "train", "mnist", *TINY, "--out", "two", program=torchrun)
+    out, err = pair.communicate(timeout=240)
+    assert pair.returncode == 0, err
+    assert out.count("after 8 steps") == 1, out
+    assert run("train", "mnist", *TINY, "--out", "one") == 0
+    (one, _), (two, _) = (read_tensors(Path(name) / WEIGHTS) for name in ("one", "two"))
+    for name, value in one.items():
+        assert_close(two[name], value, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,156 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import BreakOff, Listener, tiny_config, weights_of
+from torch import nn
+from torch.testing import assert_close
+
+from capsnet.models import CNN, CNNConfig
+from capsnet.models.weights import read_tensors, write_tensors
+from capsnet.training import train
+from capsnet.training.checkpoint import (
+    TrainState,
+    list_checkpoints,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from capsnet.training.progress import Reporter
+
+Damage = Callable[[Path], object]
+
+
+class Permuted(CNN):
+    """A network with a weight whose memory order is not that of its axes."""
+
+    def __init__(self) -> None:
+        super().__init__(CNNConfig(conv_channels=(2,), conv_kernels=(3,), hidden_sizes=(4,)))
+        self.odd = nn.Parameter(torch.randn(3, 4, 5).permute(2, 0, 1))
+
+    def loss(self) -> torch.Tensor:
+        logits: torch.Tensor = self(torch.ones(2, 1, 28, 28))
+        return (self.odd**3).sum() + logits.square().sum()
+
+
+def make_state(seed: int, *, fused: bool = True) -> TrainState:
+    torch.manual_seed(seed)
+    model = Permuted()
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+    return TrainState(model, torch.optim.Adam(model.parameters(), fused=fused), average)
+
+
+def take_steps(state: TrainState, num_steps: int) -> None:
+    assert isinstance(state.model, Permuted)
+    state.model.eval()
+    for _ in range(num_steps):
+        state.optimiser.zero_grad()
+        torch.autograd.backward(state.model.loss())
+        state.optimiser.step()
+        state.step += 1
+
+
+def test_fused_adam_is_right_for_a_permuted_weight() -> None:
+    fused, plain = make_state(1), make_state(1, fused=False)
+    take_steps(fused, 5)
+    take_steps(plain, 5)
+    for name, value in fused.model.state_dict().items():
+        assert_close(value, plain.model.state_dict()[name])
+
+
+def test_restored_state_goes_on_bit_by_bit_in_the_same_memory(tmp_path: Path) -> None:
+    state, restored = make_state(1), make_state(2)
+    take_steps(state, 3)
+    save_checkpoint(tmp_path, state, {"note": "here"})
+    found = newest_checkpoint(tmp_path, warn=pytest.fail)
+    assert found is not None
+    assert isinstance(restored.model, Permuted)
+    parameter, stride = restored.model.odd, restored.model.odd.stride()
+    restored.restore(*found)
+    assert (found[1]["step"], found[1]["note"]) == (3, "here")
+    assert restored.model.odd is parameter
+    assert restored.optimiser.state[parameter]["exp_avg"].stride() == stride == (1, 20, 5)
+    take_steps(state, 4)
+    take_steps(restored, 4)
+    for name, value in state.tensors().items():
+        assert torch.equal(value, restored.tensors()[name]), name
+
+
+def test_model_without_its_tensors_is_not_restored(tmp_path: Path) -> None:
+    state = make_state(1)
+    with pytest.raises(ValueError, match="stored weights do not fit"):
+        state.restore({"model/other": torch.zeros(2)}, state.counts())
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def write_other_json(path: Path) -> None:
+    path.write_text('{"epochs": 3}')
+
+
+def write_nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES: list[Damage] = [truncate, flip_byte, Path.unlink, write_other_json, write_nothing]
+
+
+def test_every_flipped_byte_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    write_tensors(path, {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"step": 7})
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"small.safetensors (is damaged|was not written by)"):
+            read_tensors(path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was broken off, and with its twin that was not."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(tiny_config(), folder / "whole", reporter=Reporter())
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config(), folder / "broken", reporter=BreakOff(20))
+    return folder
+
+
+def copy_run(source: Path, target: Path) -> None:
+    (target / "checkpoints").mkdir(parents=True)
+    for path in source.rglob("*"):
+        if path.is_file():
+            (target / path.relative_to(source)).write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", ["config.json", "log.jsonl", "newest checkpoint"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damaged_file_of_a_broken_run_is_named_and_the_run_goes_on(
+    runs: Path, tmp_path: Path, name: str, damage: Damage
+) -> None:
+    run, listener = tmp_path / "run", Listener()
+    copy_run(runs / "broken", run)
+    path = list_checkpoints(run)[0] if name == "newest checkpoint" else run / name
+    damage(path)
+    train(tiny_config(), run, resume=True, reporter=listener)
+    if not (name == "newest checkpoint" and damage is Path.unlink):
+        assert f"{path} is " in listener.said[0]
+    assert weights_of(run) == weights_of(runs / "whole")
+
+
+def test_run_without_a_whole_checkpoint_says_so(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    copy_run(runs / "broken", run)
+    complaints: list[str] = []
+    for path in list_checkpoints(run):
+        flip_byte(path)
+    with pytest.raises(ValueError, match=r"no checkpoint in .*checkpoints is whole"):
+        newest_checkpoint(run, complaints.append)
+    assert len(complaints) == 2

@@ -1,0 +1,64 @@
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_config
+
+from capsnet.training import train
+from capsnet.training.progress import Bar, Lines, Reporter, choose_reporter
+
+LINE = {"loss": 0.25, "error_rate": 0.5, "images_per_second": 140.0}
+
+
+def test_lines_are_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    lines.start(0, 1200)
+    lines.advance(1, None)
+    lines.advance(2, LINE)
+    lines.say("hello")
+    lines.close()
+    expected = "step 2/1,200  loss 0.2500  error 50.00%  140 images/s\nhello\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_bar_shows_loss_error_speed_and_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    bar = Bar()
+    bar.start(1, 4)
+    bar.advance(2, LINE)
+    bar.advance(3, None)
+    bar.say("[hello]")
+    bar.close()
+    shown = capsys.readouterr().err
+    for text in ("loss 0.2500", "error 50.00%", "140 images/s", "[hello]", "3/4"):
+        assert text in shown
+
+
+def test_bar_is_for_terminals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(choose_reporter(), Lines)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert isinstance(choose_reporter(), Bar)
+
+
+def test_tensorboard_gets_scalars_and_reconstructions(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = tiny_config(epochs=1, tensorboard=True, model={"decoder": True})
+    train(config, tmp_path / "run", reporter=Reporter())
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert {"loss", "error_rate", "learning_rate"} <= set(events.Tags()["scalars"])
+    assert {"input", "reconstruction"} <= set(events.Tags()["images"])
+
+
+def test_missing_tensorboard_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"tensorboard is not installed; pip install"):
+        train(tiny_config(tensorboard=True), tmp_path / "run", reporter=Reporter())

@@ -1,0 +1,134 @@
+import errno
+import json
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_config, weights_of
+
+from capsnet.training import train
+from capsnet.training.checkpoint import list_checkpoints
+from capsnet.training.progress import Reporter
+from capsnet.training.records import (
+    RunLog,
+    damaged_files,
+    describe_environment,
+    find_commit,
+    read_json,
+    write_json,
+)
+
+
+def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+    record = {"a": 1.5, "b": [1, None, "ü"], "c": {"d": True}}
+    write_json(tmp_path / "record.json", record)
+    assert read_json(tmp_path / "record.json") == record
+    assert {path.name for path in tmp_path.iterdir()} == {"record.json"}
+
+
+def test_edited_json_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_json(path, {"error_rate": 0.0035})
+    path.write_text(path.read_text().replace("0.0035", "0.0025"))
+    with pytest.raises(ValueError, match=r"record.json is damaged: its content does not fit"):
+        read_json(path)
+    for content in ("[1]", "{}", '{"a": 1}'):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=r"record.json is damaged: its content does not fit"):
+            read_json(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"record.json is damaged: it is not JSON"):
+        read_json(path)
+
+
+def test_log_goes_back_to_a_position(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log.jsonl")
+    log.start()
+    log.append({"step": 1})
+    position = log.position()
+    log.append({"step": 2})
+    again = RunLog(tmp_path / "log.jsonl")
+    assert again.rewind(position) is None
+    again.append({"step": 3})
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.parametrize("name", ["config.json", "log.jsonl", "weights.safetensors"])
+def test_finished_run_names_its_damaged_file(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(epochs=1), run, reporter=Reporter())
+    content = (run / name).read_bytes()
+    (run / name).write_bytes(content[:-7] + b"X" + content[-6:])
+    assert damaged_files(run) == [
+        f"{run / name} is damaged: it does not fit its SHA-256 in result.json"
+    ]
+    (run / name).unlink()
+    assert damaged_files(run) == [f"{run / name} is missing"]
+
+
+def test_finished_run_names_its_damaged_result(tmp_path: Path) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run", reporter=Reporter())
+    (tmp_path / "run" / "result.json").write_text("{}")
+    assert "result.json is damaged" in damaged_files(tmp_path / "run")[0]
+    with pytest.raises(ValueError, match=r"result.json is damaged"):
+        train(tiny_config(epochs=1), tmp_path / "run", resume=True, reporter=Reporter())
+    (tmp_path / "run" / "result.json").unlink()
+    assert "result.json is missing" in damaged_files(tmp_path / "run")[0]
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Lets the system refuse to write more, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_checkpoint_that_does_not_fit_on_the_disk_loses_nothing(tmp_path: Path) -> None:
+    config, run = tiny_config(), tmp_path / "run"
+    train(config, tmp_path / "whole", reporter=Reporter())
+
+    class FillDisk(Reporter):
+        def advance(self, step: int, line: Mapping[str, object] | None) -> None:
+            if step == 13:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+    message = r"checkpoint of step 16 could not be written .*File too large.*000008.* is whole"
+    with largest_file(-1), pytest.raises(OSError, match=message):
+        train(config, run, reporter=FillDisk())
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000000008.safetensors"]
+    train(config, run, resume=True, reporter=Reporter())
+    assert weights_of(run) == weights_of(tmp_path / "whole")
+
+
+def test_log_that_does_not_fit_on_the_disk_is_one_sentence(tmp_path: Path) -> None:
+    with (
+        largest_file(2000),
+        pytest.raises(OSError, match=r"run could not be written to \(File too large\)"),
+    ):
+        train(tiny_config(log_every=1, checkpoint_epochs=0), tmp_path / "run", reporter=Reporter())
+    assert list_checkpoints(tmp_path / "run") == []
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"/proc/run") as caught:
+        train(tiny_config(), Path("/proc/run"), reporter=Reporter())
+    assert caught.value.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def test_environment_names_commit_versions_and_hardware() -> None:
+    environment = describe_environment()
+    versions, hardware = environment["versions"], environment["hardware"]
+    assert isinstance(versions, dict)
+    assert isinstance(hardware, dict)
+    assert {"python", "torch", "numpy", "capsnet"} == set(versions)
+    assert hardware["cpu"]
+    assert hardware["cores"] >= 1
+    commit = find_commit()
+    assert commit is None or len(commit.removesuffix("+")) == 40
