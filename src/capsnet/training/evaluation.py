@@ -76,6 +76,8 @@ class Evaluation:
     def to_dict(self) -> dict[str, object]:
         """Plain dictionary, as result.json holds it."""
         plain = asdict(self)
+        changes = self.routing_changes
+        plain["routing_changes"] = None if changes is None else list(changes)
         plain["wrong"] = [
             {
                 "index": example.index,
@@ -184,7 +186,8 @@ def routing_changes(
         bias=layer.bias,
         orphan=layer.orphan,
     )
-    changes, before = [], None
+    changes: list[float] = []
+    before: Tensor | None = None
     for step in steps:
         if before is not None:
             changes.append(float((step.logits - before).abs().mean()))
