@@ -1,0 +1,203 @@
+"""Every table and figure of the paper: what it needs, what it costs, and how it is made."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from capsnet.experiments import claims, digits, iterations, overlap, tables
+from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
+from capsnet.experiments.runs import Found, Need, Options, Say, gather
+from capsnet.training.config import unknown_name
+from capsnet.training.progress import Reporter
+from capsnet.training.records import describe_environment, write_json
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table, a figure or a claim of the paper."""
+
+    name: str
+    """What `capsnet reproduce` calls it."""
+
+    title: str
+    """What it shows, and where the paper has it."""
+
+    needs: tuple[Need, ...]
+    """Networks to be trained."""
+
+    expected: tuple[Row, ...]
+    """The rows that come out, with the paper's numbers."""
+
+    measure: Callable[[Found, Options], Outcome]
+    """Evaluates and prepares the pictures."""
+
+
+_DIGITS = Need("capsnet", "mnist", shipped="mnist")
+
+
+def _set_of_section_7(name: str, title: str, trials: int = 1) -> Experiment:
+    shipped = name if trials == 1 else None
+    needs = (Need(name, name, trials=trials, shipped=shipped),)
+    return Experiment(name, title, needs, tables.ROWS_OF_SETS[name], tables.other_dataset)
+
+
+_ALL = (
+    Experiment(
+        "table1",
+        "Test error on MNIST and MultiMNIST (Table 1)",
+        tables.TABLE1_NEEDS,
+        tables.TABLE1,
+        tables.compare_cells,
+    ),
+    Experiment(
+        "fig3",
+        "Reconstructions of MNIST digits (Fig. 3)",
+        (_DIGITS,),
+        digits.FIG3,
+        digits.sample_reconstructions,
+    ),
+    Experiment(
+        "fig4",
+        "What the dimensions of a capsule mean (Fig. 4, §5.1)",
+        (_DIGITS,),
+        digits.FIG4,
+        digits.dimension_perturbations,
+    ),
+    Experiment(
+        "affnist",
+        "Robustness to affine transformations (§5.2)",
+        tables.AFFNIST_NEEDS,
+        tables.AFFNIST,
+        tables.affine_robustness,
+    ),
+    Experiment(
+        "fig5",
+        "Overlapping digits and their segmentation (Fig. 5, §6)",
+        (Need("capsnet", "multimnist", shipped="multimnist"),),
+        overlap.FIG5,
+        overlap.overlapping_digits,
+    ),
+    _set_of_section_7("cifar10", "CIFAR-10 (§7)", trials=7),
+    _set_of_section_7("smallnorb", "smallNORB (§7)"),
+    _set_of_section_7("svhn", "SVHN (§7)"),
+    _set_of_section_7("fashion-mnist", "Fashion-MNIST (not in the paper)"),
+    Experiment(
+        "figA1",
+        "How routing settles (Fig. A.1)",
+        iterations.FIGA1_NEEDS,
+        iterations.FIGA1,
+        iterations.routing_convergence,
+    ),
+    Experiment(
+        "figA2",
+        "Training loss on CIFAR-10 with 1 and 3 iterations (Fig. A.2)",
+        iterations.FIGA2_NEEDS,
+        iterations.FIGA2,
+        iterations.compare_iterations,
+    ),
+    Experiment(
+        "claims",
+        "Iterations, reconstruction, priors and the dimension of width (§2, §5)",
+        claims.CLAIMS_NEEDS,
+        claims.CLAIMS,
+        claims.measure_claims,
+    ),
+)
+EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _ALL}
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """Where an experiment's result and pictures are."""
+
+    record: dict[str, object]
+    """What the result's file holds."""
+
+    result: Path
+    """The file."""
+
+    pictures: tuple[Path, ...]
+    """The pictures."""
+
+    is_new: bool
+    """Whether this call made them, or found them up to date."""
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name; a ValueError lists them all."""
+    if name not in EXPERIMENTS:
+        raise unknown_name("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]
+
+
+def reproduce(
+    name: str,
+    options: Options,
+    *,
+    say: Say = lambda text: None,
+    reporter: Reporter | None = None,
+) -> Reproduced:
+    """Reproduces one table or figure, and writes its result and pictures.
+
+    What is there already is used: finished runs, checkpoints of unfinished ones, and a result that
+    was obtained with the same networks and options.
+
+    Args:
+        name: one of `EXPERIMENTS`.
+        options: where to look and what to do.
+        say: takes sentences about the progress.
+        reporter: where training tells of its progress; default: a bar on a terminal, else lines.
+    """
+    experiment = find_experiment(name)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    prefix = quick_prefix(options.quick)
+    results = options.out or Path("results")
+    images = options.out or (results if options.quick else Path("docs/images"))
+    result = results / f"{prefix}{name}.json"
+    found = gather(experiment.needs, options, say, reporter)
+    inputs = _inputs(found, options)
+    stored = read_result(result)
+    if stored is not None and stored.get("inputs") == inputs and not options.overwrite:
+        names = stored["pictures"]
+        assert isinstance(names, list)
+        pictures = tuple(images / str(each) for each in names)
+        if all(picture.exists() for picture in pictures):
+            return Reproduced(stored, result, pictures, is_new=False)
+    started = time.monotonic()
+    outcome = experiment.measure(found, options)
+    drawn = {f"{prefix}{name}{ending}.png": draw for ending, draw in outcome.pictures.items()}
+    for file, draw in drawn.items():
+        draw(images / file)
+    trained = [(role, run) for role, runs in found.items() for run in runs]
+    record: dict[str, object] = {
+        "name": name,
+        "title": experiment.title,
+        "quick": options.quick,
+        "rows": [row.to_dict() for row in outcome.rows],
+        "notes": list(outcome.notes),
+        "data": list(outcome.data),
+        "runs": [run.to_dict(role) for role, run in trained],
+        "training_seconds": sum(run.seconds or 0 for _, run in trained),
+        "measuring_seconds": round(time.monotonic() - started, 3),
+        **describe_environment(),
+        "details": dict(outcome.details),
+        "pictures": list(drawn),
+        "inputs": inputs,
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    write_json(result, record)
+    return Reproduced(record, result, tuple(images / file for file in drawn), is_new=True)
+
+
+def _inputs(found: Found, options: Options) -> dict[str, object]:
+    """What a result depends on: another network or option makes it out of date."""
+    return {
+        "networks": {role: [run.digest for run in runs] for role, runs in found.items()},
+        "quick": options.quick,
+        "num_examples": options.num_examples,
+        "digits": list(options.digits),
+    }

@@ -1,0 +1,131 @@
+"""The claims around the tables: iterations, reconstruction, priors, the dimension of width."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from capsnet.experiments import figures, plots
+from capsnet.experiments.digits import (
+    OFFSETS,
+    PROPERTIES,
+    find_examples,
+    load_test,
+    measure_digits,
+    natural_deviations,
+    one_of_each,
+    open_capsnet,
+    turn_dimensions,
+)
+from capsnet.experiments.outcome import Outcome, Row, fill
+from capsnet.experiments.runs import Found, Need, Options, Trained
+from capsnet.experiments.tables import (
+    TABLE1_NEEDS,
+    describe_budget,
+    find_dataset,
+    list_errors,
+    list_origins,
+    make_dot,
+    wrap,
+)
+
+_PRIORS = Need("learned priors", "mnist", changes={"model": {"learned_priors": True}}, like="mnist")
+CLAIMS_NEEDS = (
+    *(
+        replace(need, trials=1)
+        for need in TABLE1_NEEDS
+        if need.preset in ("mnist", "mnist-r1", "mnist-norecon", "mnist-r1-norecon", "multimnist",
+                           "multimnist-r1")
+    ),
+    _PRIORS,
+)  # fmt: skip
+_DIFFERENCES = (
+    ("3 iterations against 1, MNIST", "mnist", "mnist-r1", 0.0025 - 0.0029),
+    ("3 iterations against 1, MultiMNIST", "multimnist", "multimnist-r1", 0.052 - 0.075),
+    ("reconstruction against none, 3 iterations, MNIST", "mnist", "mnist-norecon",
+     0.0025 - 0.0035),
+    ("reconstruction against none, 1 iteration, MNIST", "mnist-r1", "mnist-r1-norecon",
+     0.0029 - 0.0034),
+    ("priors learned against equal, MNIST", "learned priors", "mnist", None),
+)  # fmt: skip
+CLAIMS = (
+    *(
+        Row(f"change of the test error: {label}", paper=None if paper is None else round(paper, 6))
+        for label, _, _, paper in _DIFFERENCES
+    ),
+    Row("digits of 10 with a dimension that turns their width by a natural deviation", unit=""),
+    Row("correlation of the best dimension with the width of test digits, mean of 10", unit=""),
+)
+
+
+def measure_claims(found: Found, options: Options) -> Outcome:
+    """What routing, reconstruction and priors change, and which dimension follows the width."""
+    rows = []
+    for row, (_, first, second, _) in zip(CLAIMS, _DIFFERENCES, strict=False):
+        runs = [found.get(role, []) for role in (first, second)]
+        errors = [list_errors(each, find_dataset(first)) for each in runs]
+        change = [float(np.mean(errors[0]) - np.mean(errors[1]))] if all(errors) else []
+        rows.append(fill(row, change, runs[0]))
+    trained = found["mnist"][0]
+    split = load_test(trained, options, "mnist")
+    model = open_capsnet(trained, split)
+    correct, _ = find_examples(model, split, trained, num_wrong=0)
+    turned = turn_dimensions(model, split, one_of_each(correct, split))
+    width = PROPERTIES.index("width")
+    widest = turned.effects[:, :, width].abs().max(dim=1)  # (K,)
+    num_wide = int((widest.values >= 1).sum())
+    count = options.examples(2000)
+    correlations = _width_correlations(found["mnist"][0], options, count)
+    rows.append(fill(CLAIMS[-2], [num_wide], [trained]))
+    rows.append(fill(CLAIMS[-1], [float(np.mean(correlations))], [trained], num_examples=count))
+    deviations = natural_deviations(split, torch.arange(split.num_classes))[:, width]
+    colors = ("#1f5a96", "#d9730d", "#2e8b57", "#c8102e", "#7b4ea3",
+              "#8c564b", "#d16ba5", "#6b6b6b", "#a8a300", "#17a2b8")  # fmt: skip
+    curves = []
+    for digit in range(split.num_classes):
+        dim = int(widest.indices[digit])
+        widths = measure_digits(turned.images[digit, dim])[:, width] / deviations[digit]
+        curves.append(
+            plots.Curve(
+                f"{digit} (dim {dim})", OFFSETS, (widths - widths[5]).tolist(), colors[digit % 10]
+            )
+        )
+    caption = figures.Caption(
+        "§5  What routing, reconstruction and one dimension do",
+        f"{describe_budget(found)}. Left of zero: the first of the two makes fewer errors.",
+        options.quick,
+    )
+    dots = [
+        replace(make_dot(row), label=wrap(label))
+        for row, (label, *_) in zip(rows, _DIFFERENCES, strict=False)
+    ]
+    return Outcome(
+        rows=tuple(rows),
+        pictures={"": lambda path: plots.draw_claims(caption, dots, curves, path)},
+        data=list_origins(found),
+        notes=(
+            "A natural deviation is the standard deviation of width over test digits of a class.",
+        ),
+        details={"correlations": correlations, "dimensions": widest.indices.tolist()},
+    )
+
+
+@torch.no_grad()
+def _width_correlations(trained: Trained, options: Options, num_examples: int) -> list[float]:
+    """For each class the largest correlation of a capsule's dimension with the digit's width."""
+    split = load_test(trained, options, "mnist")
+    model = open_capsnet(trained, split)
+    capsules, widths, labels = [], [], []
+    for start in range(0, min(num_examples, len(split)), 100):
+        batch = split.test_batch(np.arange(start, min(start + 100, len(split), num_examples)))
+        chosen = batch.labels[:, 0]
+        capsules.append(model(batch.images).capsules[torch.arange(len(chosen)), chosen])  # (B, E)
+        widths.append(measure_digits(batch.images)[:, PROPERTIES.index("width")])
+        labels.append(chosen)
+    vectors, width, label = torch.cat(capsules), torch.cat(widths), torch.cat(labels)
+    best = []
+    for digit in range(split.num_classes):
+        is_digit = label == digit
+        both = torch.cat((vectors[is_digit], width[is_digit, None]), dim=1)
+        best.append(float(both.T.corrcoef()[-1, :-1].abs().max()))
+    return best

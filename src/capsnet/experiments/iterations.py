@@ -1,0 +1,128 @@
+"""Appendix A: how routing settles with more iterations, and how it trains with one and three."""
+
+import numpy as np
+
+from capsnet.experiments import figures, plots
+from capsnet.experiments.digits import load_test
+from capsnet.experiments.outcome import Outcome, Row, fill
+from capsnet.experiments.runs import Found, Need, Options, Trained
+from capsnet.models import CapsNet
+from capsnet.training.evaluation import check_models, routing_changes
+
+FIGA1_NEEDS = (Need("capsnet", "mnist", curve=True),)
+FIGA1 = (
+    Row("mean change of a routing logit in the 2nd iteration", paper=0.007, unit=""),
+    Row("mean change of a routing logit in the 5th iteration", paper=1e-5, unit=""),
+)
+FIGA2_NEEDS = (
+    Need("3 iterations", "cifar10"),
+    Need("1 iteration", "cifar10", changes={"model": {"num_iterations": 1}}, like="3 iterations"),
+)
+FIGA2 = (
+    Row("CIFAR-10 training loss at the end, 3 iterations", unit=""),
+    Row("CIFAR-10 training loss at the end, 1 iteration", unit=""),
+)
+_COLORS = ("#0b2a4a", "#1f5a96", "#3f86c6", "#7fb2df", "#d9730d",
+           "#e89a4f", "#f2be8d", "#2e8b57", "#74b592", "#b5d8c5")  # fmt: skip
+
+
+def routing_convergence(found: Found, options: Options) -> Outcome:
+    """Mean change of the routing logits by iteration, over training and at its end (Fig. A.1)."""
+    trained = found["capsnet"][0]
+    split = load_test(trained, options, "mnist")
+    model = trained.load()
+    if not isinstance(model, CapsNet):
+        raise ValueError(f"{trained.source} has no capsules, whose routing is to be shown")
+    check_models([model], split)
+    count = options.examples(1000)
+    parts = [
+        routing_changes(model, split.test_batch(np.arange(start, start + 100)).images)
+        for start in range(0, max(100, count), 100)
+    ]
+    final = np.mean(parts, axis=0).tolist()
+    during = _changes_in_training(trained)
+    caption = figures.Caption(
+        "Fig. A.1  Mean change of a routing logit by iteration",
+        f"CapsNet trained with {model.config.num_iterations} routing iterations; "
+        f"{trained.describe()}; test digits.",
+        options.quick,
+    )
+    over_training = [
+        plots.Curve(
+            f"iteration {place + 1}",
+            [step for step, _ in during],
+            [changes[place] for _, changes in during],
+            _COLORS[place % len(_COLORS)],
+            "o",
+        )
+        for place in range(min(5, len(final)))
+        if during
+    ]
+    numbers = list(range(1, len(final) + 1))
+    at_end = [plots.Curve("", numbers, final, figures.BLUE, "o")]
+    change = "mean |change of b|"
+    panels = [
+        ("(a) During training", "steps of training", change, over_training, False),
+        ("(b) At the end, on a log scale", "routing iteration", change, at_end, True),
+    ]
+    return Outcome(
+        rows=(
+            fill(FIGA1[0], [final[1]], [trained], num_examples=count),
+            fill(FIGA1[1], [final[4]], [trained], num_examples=count),
+        ),
+        pictures={"": lambda path: plots.draw_curve_panels(caption, panels, path)},
+        data=(split.origin,),
+        notes=() if during else ("This network's run kept no evaluations during training.",),
+        details={
+            "final": final,
+            "during": [{"step": step, "changes": list(changes)} for step, changes in during],
+        },
+    )
+
+
+def _changes_in_training(trained: Trained) -> list[tuple[int, list[float]]]:
+    """Steps of training and the changes by iteration there, as the run's log has them."""
+    lines = [(line.get("step"), line.get("evaluation")) for line in trained.log()]
+    lines.append((trained.steps, next(iter(trained.metrics.values()), None)))
+    return [
+        (step, evaluation["routing_changes"])
+        for step, evaluation in lines
+        if isinstance(step, int) and isinstance(evaluation, dict)
+        if evaluation.get("routing_changes")
+    ]
+
+
+def compare_iterations(found: Found, options: Options) -> Outcome:
+    """Training loss on CIFAR-10 with one and with three iterations of routing (Fig. A.2)."""
+    curves, rows, details = [], [], {}
+    colors = {"3 iterations": figures.BLUE, "1 iteration": figures.ORANGE}
+    for row, (role, runs) in zip(FIGA2, found.items(), strict=True):
+        lines = [line for line in runs[0].log() if "loss" in line] if runs else []
+        steps = [float(str(line["step"])) for line in lines]
+        losses = [float(str(line["classification_loss"])) for line in lines]
+        last = losses[-max(1, len(losses) // 20) :]
+        rows.append(fill(row, [float(np.mean(last))] if last else [], runs))
+        smooth = _smooth(losses)
+        curves.append(plots.Curve(f"{role} of routing", steps, smooth, colors[role]))
+        details[role] = {"steps": steps, "loss": losses}
+    runs = [run for each in found.values() for run in each]
+    caption = figures.Caption(
+        "Fig. A.2  Training loss on CIFAR-10",
+        f"Batches of {runs[0].config.batch_size if runs[0].config else 128}; "
+        f"{' and '.join(run.describe() for run in runs[:2])}.",
+        options.quick,
+    )
+    panels = [("", "steps of training", "margin loss", curves, False)]
+    return Outcome(
+        rows=tuple(rows),
+        pictures={"": lambda path: plots.draw_curve_panels(caption, panels, path, panel=6.0)},
+        data=("CIFAR-10",),
+        notes=("The loss at the end is the mean of the last twentieth of the training.",),
+        details=details,
+    )
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """Running mean over about a fiftieth of the values."""
+    window = max(1, len(values) // 50)
+    return [float(np.mean(values[max(0, i - window + 1) : i + 1])) for i in range(len(values))]

@@ -1,0 +1,395 @@
+"""The trained networks that an experiment needs: found among finished runs, shipped, or trained."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count, islice
+from pathlib import Path
+
+from capsnet.data import DataConfig
+from capsnet.models import CapsNetConfig, Model
+from capsnet.models.weights import WEIGHTS, find_weights, list_weights, load_weights, read_tensors
+from capsnet.training import TrainConfig, configure, train
+from capsnet.training.config import differing_fields, from_dict, override, to_dict
+from capsnet.training.progress import Reporter
+from capsnet.training.records import CONFIG, LOG, RESULT, file_digest, read_json
+
+Say = Callable[[str], None]
+
+#: Settings of the network that leave the paper's architecture as it is.
+_FREE_MODEL_SETTINGS = frozenset({"bias", "initialisation", "uniform_primary_coupling"})
+#: A miniature: few images, few steps, narrow layers. It shows that a command works, no more.
+QUICK_STEPS = 150
+_QUICK = {"batch_size": 32, "warmup_steps": 10, "log_every": 5, "num_evaluated": 500, "threads": 1}
+_QUICK_CAPSNET = {"conv_channels": 32, "primary_types": 4}
+_QUICK_CNN = {"hidden_sizes": (32,)}
+
+
+@dataclass(frozen=True)
+class Need:
+    """A trained network that an experiment needs."""
+
+    role: str
+    """What the experiment calls it."""
+
+    preset: str
+    """The preset that trains it."""
+
+    changes: Mapping[str, object] = field(default_factory=dict)
+    """Settings that differ from the preset's."""
+
+    like: str | None = None
+    """Role of a network found before, whose other settings it must share to be compared with."""
+
+    trials: int = 1
+    """How many are trained, with seeds 0, 1, 2, ..., unless the user says otherwise."""
+
+    shipped: str | None = None
+    """Name of shipped weights that will do where there is no run."""
+
+    curve: bool = False
+    """Whether evaluations in the course of training are needed."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose about an experiment."""
+
+    runs: Path = Path("runs")
+    """Folder of runs, searched for finished ones; new ones are trained there."""
+
+    out: Path | None = None
+    """Folder for results and pictures; None: results and docs/images."""
+
+    weights: tuple[str, ...] = ()
+    """Run directories, weights files or shipped names to use instead of searching."""
+
+    train: bool = True
+    """Whether to train what is missing."""
+
+    trials: int | None = None
+    """Runs of each network, with seeds from 0 on; None: as many as the paper reports."""
+
+    epochs: int | None = None
+    """Length of runs that are given in epochs; None: the preset's."""
+
+    steps: int | None = None
+    """Length of runs that are given in steps; None: the preset's. Decides all runs of quick."""
+
+    quick: bool = False
+    """A miniature."""
+
+    data_dir: Path | None = None
+    """Folder of datasets."""
+
+    threads: int | None = None
+    """CPU threads."""
+
+    num_examples: int | None = None
+    """Examples to measure on where an experiment measures itself; None: its own choice."""
+
+    digits: tuple[int, ...] = ()
+    """fig4: the digits whose 16 dimensions are shown."""
+
+    overwrite: bool = False
+    """Whether to do again what is there already."""
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "epochs", "steps", "threads", "num_examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for digit in self.digits:
+            if not 0 <= digit <= 9:
+                raise ValueError(f"digits must be 0 to 9, got {digit}")
+
+    @property
+    def runs_folder(self) -> Path:
+        """Where runs are: miniatures have a folder of their own."""
+        return self.runs / "quick" if self.quick else self.runs
+
+    def data(self, name: str) -> DataConfig:
+        """A dataset by name, in the user's folder."""
+        return DataConfig(name, data_dir=self.data_dir)
+
+    def examples(self, full: int) -> int:
+        """How many examples to measure on, `full` unless the user or quick says otherwise."""
+        return self.num_examples or (min(full, 500) if self.quick else full)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network, and what its record says about it."""
+
+    source: str
+    """Run directory, weights file or shipped name."""
+
+    weights: Path
+    """The file of weights."""
+
+    digest: str
+    """SHA-256 that tells these weights from others."""
+
+    record: Mapping[str, object]
+    """What the run wrote down, or the weights file holds."""
+
+    @property
+    def config(self) -> TrainConfig | None:
+        """The settings of the run; None for weights without them."""
+        stored = self.record.get("config")
+        return from_dict(stored) if isinstance(stored, dict) else None
+
+    @property
+    def seed(self) -> int | None:
+        """The seed."""
+        seed = self.record.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def steps(self) -> int | None:
+        """Updates made."""
+        steps = self.record.get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the training set."""
+        return self._number("epochs")
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of training."""
+        return self._number("seconds")
+
+    @property
+    def metrics(self) -> dict[str, dict[str, object]]:
+        """Evaluations by dataset."""
+        metrics = self.record.get("metrics")
+        return metrics if isinstance(metrics, dict) else {}
+
+    def error_rate(self, dataset: str) -> float | None:
+        """The recorded test error on a dataset."""
+        metric = self.metrics.get(dataset)
+        if metric is None or metric.get("split") != "test":
+            return None
+        return float(str(metric["error_rate"]))
+
+    def num_evaluated(self, dataset: str) -> int | None:
+        """How many examples the recorded test error is of."""
+        count = self.metrics.get(dataset, {}).get("num_examples")
+        return count if isinstance(count, int) else None
+
+    def load(self) -> Model:
+        """The network, ready for inference."""
+        return load_weights(self.weights)[0]
+
+    def log(self) -> list[dict[str, object]]:
+        """Lines of the run's log; none for weights without a run."""
+        path = self.weights.with_name(LOG)
+        if self.weights.name != WEIGHTS or not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def describe(self) -> str:
+        """The network in a few words, for a picture's subtitle."""
+        words = [self.source]
+        if self.epochs is not None and self.epochs >= 1:
+            words.append(f"{self.epochs:.3g} epochs")
+        elif self.steps is not None:
+            words.append(f"{self.steps:,} steps")
+        return ", ".join(words)
+
+    def to_dict(self, role: str) -> dict[str, object]:
+        """What a result keeps about the network it was obtained with."""
+        names = ("preset", "seed", "steps", "epochs", "seconds", "commit", "versions", "hardware")
+        return {
+            "role": role,
+            "source": self.source,
+            "sha256": self.digest,
+            **{name: self.record.get(name) for name in (*names, "data", "model")},
+        }
+
+    def _number(self, name: str) -> float | None:
+        value = self.record.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+
+Found = dict[str, list[Trained]]
+
+
+def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter | None) -> Found:
+    """The networks that an experiment needs, by role; trains what is not there if it may.
+
+    Of several finished runs of a preset those with most images seen are taken, all trials with
+    the same settings. No test error is ever looked at for it.
+    """
+    if options.weights:
+        return _assign(needs, options)
+    found: Found = {}
+    for need in needs:
+        wanted = _settings(need, options, found)
+        runs = _choose(finished_runs(options.runs_folder, say), wanted, need, options)
+        if need.shipped in list_weights() and not options.quick:
+            shipped = open_source(str(need.shipped))
+            if not runs or (shipped.steps or 0) > (runs[0].steps or 0):
+                runs = [shipped]
+        if options.train:
+            settings = (runs[0].config if runs else None) or wanted
+            num_missing = max(0, _num_trials(need, options) - len(runs))
+            used = {run.seed for run in runs}
+            unused = (seed for seed in count() if seed not in used)
+            for seed in islice(unused, num_missing):
+                runs.append(_train(replace(settings, seed=seed), need, options, say, reporter))
+        found[need.role] = runs[: options.trials]
+    if not any(found.values()):
+        presets = ", ".join(need.preset for need in needs)
+        raise ValueError(
+            f"there is no finished run of {presets} in {options.runs_folder}; "
+            "leave out --no-train, or give --weights"
+        )
+    return found
+
+
+def open_source(source: str) -> Trained:
+    """A trained network by run directory, weights file or shipped name."""
+    path = find_weights(source)
+    if (Path(source) / RESULT).exists():
+        return _open_run(Path(source))
+    return Trained(source, path, file_digest(path), read_tensors(path)[1])
+
+
+def finished_runs(folder: Path, say: Say) -> Iterator[Trained]:
+    """All finished runs in a folder, in the order of their names."""
+    for result in sorted(folder.glob(f"*/{RESULT}")):
+        try:
+            yield _open_run(result.parent)
+        except ValueError as error:
+            say(f"left out: {error}")
+
+
+def _open_run(run: Path) -> Trained:
+    record = read_json(run / RESULT)
+    files = record["files"]
+    assert isinstance(files, dict)
+    if not (run / WEIGHTS).exists():
+        raise ValueError(f"{run / WEIGHTS} is missing")
+    return Trained(str(run), run / WEIGHTS, str(files[WEIGHTS]), record)
+
+
+def _assign(needs: Sequence[Need], options: Options) -> Found:
+    """The user's weights, given to the roles in their order."""
+    opened = [open_source(source) for source in options.weights]
+    if len(needs) == 1 and needs[0].trials > 1:
+        return {needs[0].role: opened}
+    if len(opened) != len(needs):
+        roles = ", ".join(need.role for need in needs)
+        raise ValueError(f"this needs {len(needs)} --weights ({roles}), got {len(opened)}")
+    return {need.role: [trained] for need, trained in zip(needs, opened, strict=True)}
+
+
+def _settings(need: Need, options: Options, found: Found) -> TrainConfig:
+    """The settings that the network is trained with if there is no run of it."""
+    changes: dict[str, object] = dict(need.changes)
+    config = configure(need.preset, changes)
+    models = found.get(need.like or "", [])
+    pattern = models[0].config if models else None
+    if pattern is not None:
+        same = {"preset", "data", "model"}
+        copied = {name: value for name, value in to_dict(pattern).items() if name not in same}
+        config = override(config, copied | {"seed": 0})
+        free = {name: getattr(pattern.model, name) for name in _free_settings(pattern)}
+        config = replace(config, model=replace(config.model, **free))
+    if options.quick:
+        config = _miniature(config, options)
+    elif options.epochs is not None and config.epochs is not None:
+        config = replace(config, epochs=options.epochs)
+    elif options.steps is not None and config.steps is not None:
+        config = replace(config, steps=options.steps)
+    if need.curve and not config.evaluate_every:
+        length = config.epochs or config.steps or 1
+        config = replace(config, evaluate_every=1 if config.epochs else max(1, length // 5))
+    if options.threads is not None:
+        config = replace(config, threads=options.threads)
+    return replace(config, data=replace(config.data, data_dir=options.data_dir))
+
+
+def _free_settings(config: TrainConfig) -> list[str]:
+    return [name for name in asdict(config.model) if name in _FREE_MODEL_SETTINGS]
+
+
+def _miniature(config: TrainConfig, options: Options) -> TrainConfig:
+    """The settings made small: few steps of few images, narrow layers."""
+    narrow: dict[str, object] = dict(_QUICK_CAPSNET)
+    if not isinstance(config.model, CapsNetConfig):
+        narrow = _QUICK_CNN | {"conv_channels": (8,) * len(config.model.conv_channels)}
+    steps = options.steps or QUICK_STEPS
+    return override(config, _QUICK | {"steps": steps, "model": narrow})
+
+
+def _num_trials(need: Need, options: Options) -> int:
+    return options.trials or (min(need.trials, 2) if options.quick else need.trials)
+
+
+def _choose(
+    runs: Iterator[Trained], wanted: TrainConfig, need: Need, options: Options
+) -> list[Trained]:
+    """The finished runs of the wanted network: the longest settings, each seed once."""
+    groups: dict[str, dict[int, Trained]] = {}
+    for run in runs:
+        config = run.config
+        if config is None or not _fits(config, wanted, need, options):
+            continue
+        key = json.dumps(to_dict(replace(config, seed=0, threads=None)), sort_keys=True)
+        groups.setdefault(key, {}).setdefault(config.seed, run)
+    if not groups:
+        return []
+
+    def images_seen(group: dict[int, Trained]) -> tuple[int, int]:
+        run = next(iter(group.values()))
+        assert run.config is not None
+        return (run.steps or 0) * run.config.batch_size, len(group)
+
+    longest = max(groups.values(), key=images_seen)
+    return [longest[seed] for seed in sorted(longest)]
+
+
+def _fits(config: TrainConfig, wanted: TrainConfig, need: Need, options: Options) -> bool:
+    """Whether a run is of the wanted network and data, and as long as the user says."""
+    differing = set(differing_fields(replace(config, seed=0), replace(wanted, seed=0)))
+    decisive = {
+        name
+        for name in differing
+        if name.partition(".")[0] in ("preset", "data", "model")
+        and name.removeprefix("model.") not in _FREE_MODEL_SETTINGS
+    }
+    if need.like is not None or options.quick:
+        decisive |= differing - {"evaluate_every", "evaluate_on", "num_evaluated", "log_every"}
+    if options.epochs is not None or options.steps is not None:
+        decisive |= differing & {"epochs", "steps"}
+    if need.curve and not config.evaluate_every:
+        decisive.add("evaluate_every")
+    return not decisive
+
+
+def _train(
+    config: TrainConfig, need: Need, options: Options, say: Say, reporter: Reporter | None
+) -> Trained:
+    """Trains a network, or goes on where an earlier call stopped."""
+    folder = options.runs_folder / f"{need.preset}-seed{config.seed}"
+    number = 1
+    while folder.exists() and not _is_same(folder, config):
+        number += 1
+        folder = options.runs_folder / f"{need.preset}-{number}-seed{config.seed}"
+    say(f"training {need.role} in {folder}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    train(config, folder, resume=folder.exists(), reporter=reporter)
+    return _open_run(folder)
+
+
+def _is_same(folder: Path, config: TrainConfig) -> bool:
+    """Whether the run in a folder began with these settings."""
+    try:
+        stored = from_dict(read_json(folder / CONFIG))
+    except (OSError, ValueError):
+        return False
+    return not differing_fields(stored, config)

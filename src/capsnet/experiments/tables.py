@@ -1,0 +1,283 @@
+"""Table 1, §5.2 and §7: test errors of finished runs, and the claims that they carry."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from capsnet.data import load_split
+from capsnet.experiments import figures, plots
+from capsnet.experiments.outcome import Outcome, Row, fill
+from capsnet.experiments.runs import Found, Need, Options, Trained
+from capsnet.training import Evaluation, evaluate
+from capsnet.training.presets import PRESETS
+
+_CELLS = (
+    ("CNN baseline", "mnist-cnn", 3, None),
+    ("CapsNet, 1 iteration, no reconstruction", "mnist-r1-norecon", 3, 0.00032),
+    ("CapsNet, 1 iteration, reconstruction", "mnist-r1", 3, 0.00011),
+    ("CapsNet, 3 iterations, no reconstruction", "mnist-norecon", 3, 0.00036),
+    ("CapsNet, 3 iterations, reconstruction", "mnist", 3, 0.00005),
+    ("CNN baseline", "multimnist-cnn", 1, None),
+    ("CapsNet, 1 iteration, reconstruction", "multimnist-r1", 1, None),
+    ("CapsNet, 3 iterations, reconstruction", "multimnist", 1, None),
+)
+TABLE1_NEEDS = tuple(Need(preset, preset, trials=trials) for _, preset, trials, _ in _CELLS)
+#: The cells of Table 1: mean and standard deviation of three trials on MNIST.
+TABLE1 = tuple(
+    Row(
+        f"{'MultiMNIST' if preset.startswith('multi') else 'MNIST'}: {label}",
+        paper=PRESETS[preset].paper_error,
+        paper_spread=spread,
+        headline=True,
+    )
+    for label, preset, _, spread in _CELLS
+)
+
+
+def compare_cells(found: Found, options: Options) -> Outcome:
+    """Test errors of the five networks on MNIST and MultiMNIST (Table 1)."""
+    rows = []
+    for need, row in zip(TABLE1_NEEDS, TABLE1, strict=True):
+        rows.append(_fill_error(row, found.get(need.role, []), find_dataset(need.preset)))
+    panels: dict[str, list[plots.Dot]] = {"MNIST": [], "MultiMNIST": []}
+    for row in rows:
+        name, _, label = row.label.partition(": ")
+        panels[name].append(replace(make_dot(row), label=label))
+    # §6 reports two cells fewer; with a gap for them both panels share their labels.
+    for place in (1, 3):
+        panels["MultiMNIST"].insert(place, plots.Dot("", None, None, (float("nan"),)))
+    caption = figures.Caption(
+        "Table 1  Test error of CapsNet and the baseline",
+        f"{describe_budget(found)}. Two digits count as right only if both are.",
+        options.quick,
+    )
+    return Outcome(
+        rows=tuple(rows),
+        pictures={
+            "": lambda path: plots.draw_comparison(caption, panels, path, xlabel="test error, %")
+        },
+        data=list_origins(found),
+        notes=(
+            "Every error is that of the last step of training; nothing is chosen by the test set.",
+            "MultiMNIST: an image is right if the two longest capsules are exactly its two digits, "
+            "measured on examples spread evenly over the 10 million of the test set.",
+        ),
+    )
+
+
+# §5.2
+
+AFFNIST_NEEDS = (
+    Need("CapsNet", "affnist", shipped="affnist"),
+    Need("CNN", "affnist-cnn", shipped="affnist-cnn"),
+)
+AFFNIST = (
+    Row("CapsNet on the expanded MNIST test set, right", paper=0.9923),
+    Row("CNN on the expanded MNIST test set, right", paper=0.9922),
+    Row("CapsNet on affNIST, right", paper=0.79, headline=True),
+    Row("CNN on affNIST, right", paper=0.66, headline=True),
+)
+
+
+def affine_robustness(found: Found, options: Options) -> Outcome:
+    """Accuracy on affNIST of networks that saw only translated digits (§5.2)."""
+    rows, origins = [], []
+    for place, row in enumerate(AFFNIST):
+        role, dataset = ("CapsNet", "CNN")[place % 2], ("mnist-40", "affnist")[place // 2]
+        runs = found.get(role, [])
+        measured = [_measure(run, dataset, options) for run in runs]
+        origins += [origin for _, _, origin in measured]
+        count = measured[0][1] if measured else None
+        rows.append(fill(row, [1 - error for error, _, _ in measured], runs, num_examples=count))
+    is_original = not any("regenerated" in origin for origin in origins)
+    affnist_name = "affNIST" if is_original else "affNIST-style, regenerated"
+    strips = [
+        (name, figures.strip(load_split(options.data(dataset), "test").test_batch(
+            np.arange(7) * 37).images))
+        for name, dataset in (
+            ("expanded MNIST\n(trained on its like)", "mnist-40"),
+            (affnist_name.replace(", ", ",\n"), "affnist"),
+        )
+    ]  # fmt: skip
+    caption = figures.Caption(
+        "§5.2  Robustness to affine transformations",
+        f"{describe_budget(found)}. Trained on translated digits, tested on warped ones.",
+        options.quick,
+    )
+    dots = [make_dot(row) for row in rows]
+    if not is_original:
+        dots = [replace(dot, label=dot.label.replace("affNIST", "affNIST*")) for dot in dots]
+    dots = [replace(dot, label=wrap(dot.label.removesuffix(", right"))) for dot in dots]
+    notes = [
+        f"The affine test set is {'the original' if is_original else 'affNIST-style, regenerated'}."
+    ]
+    if rows[0].mean is not None and rows[1].mean is not None:
+        gap = 100 * (rows[0].mean - rows[1].mean)
+        notes.append(
+            f"On the expanded MNIST test set CapsNet is {gap:+.2f} points from the CNN "
+            "(paper: +0.01), which the comparison presupposes to be about equal."
+        )
+    return Outcome(
+        rows=tuple(rows),
+        pictures={"": lambda path: plots.draw_samples_and_dots(caption, strips, dots, path)},
+        data=tuple(dict.fromkeys(origins)),
+        notes=tuple(notes),
+    )
+
+
+# §7
+
+ROWS_OF_SETS = {
+    "cifar10": (
+        Row("CIFAR-10, ensemble by summed lengths (paper: of 7)", paper=0.106, headline=True),
+        Row("CIFAR-10, single networks"),
+    ),
+    "smallnorb": (Row("smallNORB", paper=0.027, headline=True),),
+    "svhn": (Row("SVHN", paper=0.043, headline=True),),
+    "fashion-mnist": (Row("Fashion-MNIST (not in the paper)", headline=True),),
+}
+
+
+def other_dataset(found: Found, options: Options) -> Outcome:
+    """Test error on a dataset of §7, with learning curve and examples."""
+    (runs,) = found.values()
+    name = find_dataset(runs[0].config.preset if runs[0].config else next(iter(found)))
+    split = load_split(options.data(name), "test")
+    expected = ROWS_OF_SETS[name]
+    together: Evaluation | None = None
+    rows = [_fill_error(expected[-1], runs, name)]
+    if len(expected) > 1 or not rows[0].values:
+        count = options.num_examples or (500 if options.quick else None)
+        together = evaluate([run.load() for run in runs], split, num_examples=count)
+        row = fill(expected[0], [together.error_rate], runs, num_examples=together.num_examples)
+        rows = [row, *rows] if len(expected) > 1 else [row]
+    tiles = _tiles(runs[0], split.class_names, options, name)
+    caption = figures.Caption(
+        f"§7  {expected[0].label.partition(',')[0]}",
+        f"{runs[0].describe()}. Test images with label, and in red what it was taken for.",
+        options.quick,
+    )
+    curves = _learning_curves(runs[0])
+    size = f"This ensemble has {together.num_models} networks." if together else ""
+    return Outcome(
+        rows=tuple(rows),
+        pictures={
+            "": lambda path: plots.draw_curves_and_tiles(
+                caption, curves, tiles, path, ylabel="error, %"
+            )
+        },
+        data=(split.origin,),
+        notes=(size,) if size and len(expected) > 1 else (),
+    )
+
+
+def _tiles(
+    run: Trained, class_names: Sequence[str], options: Options, name: str
+) -> list[plots.Tile]:
+    """The first test images, and the first of them that were taken for something else."""
+    split = load_split(options.data(name), "test")
+    model = run.load()
+    batch = split.test_batch(np.arange(min(200, len(split))))
+    predictions = model.predict(batch.images)[:, 0].tolist()
+    labels = batch.labels[:, 0].tolist()
+    tiles = []
+    for index, (label, prediction) in enumerate(zip(labels, predictions, strict=True)):
+        is_right = label == prediction
+        text = _short(class_names[label])
+        if not is_right:
+            text += f" → {_short(class_names[prediction])}"
+        tiles.append(plots.Tile(figures.grey(batch.targets[index, 0]), text, is_right))
+    right = [tile for tile in tiles if tile.is_right][:12]
+    return [*right, *[tile for tile in tiles if not tile.is_right][:6]]
+
+
+def _learning_curves(run: Trained) -> list[plots.Curve]:
+    lines = run.log()
+    training = [line for line in lines if "error_rate" in line]
+    window = max(1, len(training) // 100)
+    errors = [100 * float(str(line["error_rate"])) for line in training]
+    smooth = [float(np.mean(errors[max(0, i - window) : i + 1])) for i in range(len(errors))]
+    epochs = [float(str(line["epoch"])) for line in training]
+    curves = [plots.Curve("training batches", epochs, smooth, figures.GREY)] if training else []
+    per_epoch = (run.steps or 1) / max(run.epochs or 1, 1e-9)
+    tested = [line for line in lines if "evaluation" in line]
+    points = [
+        (float(str(line["step"])) / per_epoch, 100 * float(str(line["evaluation"]["error_rate"])))  # type: ignore[index]
+        for line in tested
+    ]
+    final = next(iter(run.metrics.values()), {}).get("error_rate")
+    if final is not None and run.epochs is not None:
+        points.append((run.epochs, 100 * float(str(final))))
+    if points:
+        xs, ys = zip(*points, strict=True)
+        curves.append(plots.Curve("test set", xs, ys, figures.BLUE, "o"))
+    return curves
+
+
+# Shared with the claims
+
+
+def find_dataset(preset: str) -> str:
+    """The dataset that a preset is tested on."""
+    return PRESETS[preset].build().data.name if preset in PRESETS else "mnist"
+
+
+def list_errors(runs: Sequence[Trained], dataset: str) -> list[float]:
+    """The recorded test errors of runs."""
+    return [error for run in runs if (error := run.error_rate(dataset)) is not None]
+
+
+def _fill_error(row: Row, runs: Sequence[Trained], dataset: str) -> Row:
+    count = runs[0].num_evaluated(dataset) if runs else None
+    return fill(row, list_errors(runs, dataset), runs, num_examples=count)
+
+
+def _measure(run: Trained, dataset: str, options: Options) -> tuple[float, int, str]:
+    """Error on a dataset, examples and their origin: as recorded, or measured now."""
+    metric = run.metrics.get(dataset)
+    if metric is not None and metric.get("split") == "test":
+        error, count = run.error_rate(dataset), run.num_evaluated(dataset)
+        assert error is not None
+        assert count is not None
+        return error, count, str(metric["origin"])
+    split = load_split(options.data(dataset), "test")
+    measured = evaluate([run.load()], split, num_examples=options.examples(10_000))
+    return measured.error_rate, measured.num_examples, measured.origin
+
+
+def make_dot(row: Row) -> plots.Dot:
+    """A row for drawing, in per cent."""
+    paper = None if row.paper is None else 100 * row.paper
+    spread = None if row.paper_spread is None else 100 * row.paper_spread
+    return plots.Dot(row.label, paper, spread, tuple(100 * value for value in row.values))
+
+
+def describe_budget(found: Found) -> str:
+    """How long the networks were trained, in a few words."""
+    runs = [run for each in found.values() for run in each]
+    steps = sorted({run.steps for run in runs if run.steps is not None})
+    trials = max((len(each) for each in found.values()), default=0)
+    span = " to ".join(f"{each:,}" for each in dict.fromkeys((steps[0], steps[-1])))
+    return f"Up to {trials} trial{'s' if trials > 1 else ''} of {span} steps each"
+
+
+def list_origins(found: Found) -> tuple[str, ...]:
+    """Where the examples of the recorded test errors come from."""
+    metrics = [m for runs in found.values() for run in runs for m in run.metrics.values()]
+    return tuple(dict.fromkeys(str(metric["origin"]) for metric in metrics))
+
+
+def _short(name: str) -> str:
+    return name.removesuffix("/top")[:10]
+
+
+def wrap(label: str) -> str:
+    """A long label on two lines."""
+    if len(label) < 26:
+        return label
+    middle = min(
+        (place for place, letter in enumerate(label) if letter == " "),
+        key=lambda place: abs(place - len(label) // 2),
+    )
+    return f"{label[:middle]}\n{label[middle + 1 :]}"
