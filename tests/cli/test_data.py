@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import dataset_files
 import numpy as np
 import pytest
 from PIL import Image
@@ -197,3 +198,46 @@ def test_show_names_mistakes(
 ) -> None:
     assert run("data", "show", *arguments) == 2
     assert capsys.readouterr().err.startswith(f"capsnet: {sentence}")
+
+
+def write_bad_file(folder: Path, name: str) -> None:
+    """One file of the dataset that is not what it should be."""
+    if name == "folder":
+        for label in ("cat", "dog"):
+            (folder / label).mkdir(parents=True)
+            for number in (1, 2):
+                (folder / label / f"{number}.png").write_text("no image")
+        return
+    images = dataset_files.write_idx(folder / "images", np.zeros((9, 28, 28), dtype=np.uint8))
+    swapped = images.read_bytes()[3::-1] + images.read_bytes()[4:]
+    bad = {
+        "fashion-mnist": ("t10k-images-idx3-ubyte", swapped),
+        "cifar10": ("cifar-10-binary.tar.gz", b"half an archive"),
+        "smallnorb": ("smallnorb-5x01235x9x18x6x2x96x96-testing-dat.mat", bytes(30)),
+        "svhn": ("test_32x32.mat", b"no MATLAB file"),
+        "affnist": ("test.mat", b""),
+    }
+    file, content = bad[name]
+    (folder / file).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("fashion-mnist", "t10k-images-idx3-ubyte has its bytes swapped"),
+        ("cifar10", "cifar-10-binary.tar.gz is truncated or no tar archive"),
+        ("smallnorb", "testing-dat.mat must start with the magic number 1e3d4c55, got 00000000"),
+        ("svhn", "test_32x32.mat is truncated or no MATLAB file"),
+        ("affnist", "test.mat is truncated or no MATLAB file"),
+        ("folder", "cat/1.png is no image that can be read"),
+    ],
+)
+def test_a_bad_file_is_one_sentence_and_exit_code_2(
+    name: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_bad_file(tmp_path, name)
+    assert run("data", "show", name, "--data-dir", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("capsnet: ")
+    assert sentence in said
+    assert len(said.splitlines()) == 1

@@ -170,7 +170,9 @@ def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "
                 image = Image.new("RGBA", image.size, (0, 0, 0, 255))
                 image.alpha_composite(transparent)
             image = ImageOps.pad(image.convert("RGB" if num_channels == 3 else "L"), (size, size))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (
+        Exception
+    ) as error:  # Pillow's decoders raise a dozen kinds, from OSError to struct.error
         raise ValueError(f"{path} is no image that can be read: {error}") from error
     pixels = np.asarray(image, dtype=np.uint8).reshape(size, size, num_channels)
     return pixels.transpose(2, 0, 1)
