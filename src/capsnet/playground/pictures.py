@@ -24,6 +24,7 @@ DIGIT = (1, 28, 28)
 """Shape of a digit of MNIST."""
 BOX, FRAME = 20, 28  # MNIST: digits scaled to a box of 20×20, centred in 28×28
 MIN_CONTRAST = 0.04  # less than ten grey levels of 256 between digit and ground is no digit
+FAINT = 0.8  # what is weaker than this at its strongest is made stronger
 INK = 0.15  # share of the darkest ink from which on a pixel belongs to the digit
 
 
@@ -89,7 +90,7 @@ def prepare_image(
     flat = _flatten(image, ground=None)
     grey = np.asarray(flat.convert("L"), dtype=np.float32) / 255
     ink, polarity = _find_ink(grey)
-    # An image of the network's size, as a dataset's own are, needs no scaling.
+    # An image of the network's size, as a dataset's own are, stays as it is unless it is faint.
     digit_pixels = ink if grey.shape == (height, width) else fit_digit(ink)
     return Prepared(_frame(digit_pixels, height, width)[None], polarity)
 
@@ -169,14 +170,17 @@ def _flatten(image: Image.Image, *, ground: str | None) -> Image.Image:
 
 
 def _find_ink(grey: Float32[np.ndarray, "h w"]) -> tuple[Float32[np.ndarray, "h w"], Polarity]:
-    """How far each pixel stands out from the ground, which is what the border shows, in [0, 1]."""
+    """How far each pixel stands out from the ground, which is what the border shows."""
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ground = np.median(border)
     lighter, darker = np.clip(grey - ground, 0, None), np.clip(ground - grey, 0, None)
     is_light = lighter.sum() >= darker.sum()
     ink = lighter if is_light else darker
     strongest = ink.max()
-    ink = ink / strongest if strongest > MIN_CONTRAST else np.zeros_like(ink)
+    if strongest < MIN_CONTRAST:
+        ink = np.zeros_like(ink)
+    elif strongest < FAINT:
+        ink = ink / strongest
     return ink, "light on dark" if is_light else "dark on light"
 
 

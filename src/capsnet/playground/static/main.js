@@ -34,7 +34,7 @@ const page = new Page();
 let views = {};
 
 function showView(name, focus = false) {
-  const view = name in views ? name : "digit";
+  const view = Object.hasOwn(views, name) ? name : "digit";
   change({ view });
   for (const tab of tabs) {
     const chosen = tab.dataset.view === view;

@@ -1,0 +1,72 @@
+"""Networks for the playground's tests: small untrained ones, and the shipped trained ones."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import torch
+import uvicorn
+
+from capsnet import CapsNet, CapsNetConfig
+from capsnet.models.weights import list_weights
+from capsnet.playground.networks import Weights, load_networks
+from capsnet.playground.server import create_app
+
+SMALL = CapsNetConfig(
+    conv_channels=4, primary_types=3, primary_dim=5, output_dim=6, primary_stride=4, num_classes=10
+)
+
+
+def require(names: Sequence[str]) -> None:
+    """Skips the test, or fails it in CI, unless these weights are shipped."""
+    missing = [name for name in names if name not in list_weights()]
+    if missing:
+        sentence = f"needs the shipped weights {', '.join(missing)}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+
+
+@pytest.fixture(scope="session")
+def small() -> list[Weights]:
+    """Untrained networks: one for digits, one for pairs, one without decoder, one for colours."""
+    torch.manual_seed(3)
+    configs = {
+        "digit": SMALL,
+        "pair": CapsNetConfig(**{**vars(SMALL), "image_height": 36, "image_width": 36}),
+        "blind": CapsNetConfig(**{**vars(SMALL), "decoder": False, "num_iterations": 1}),
+        "colour": CapsNetConfig(
+            **{**vars(SMALL), "image_channels": 3, "image_height": 32, "image_width": 30}
+        ),
+    }
+    return [Weights(name, CapsNet(config).eval(), {}) for name, config in configs.items()]
+
+
+@pytest.fixture(scope="session")
+def trained() -> list[Weights]:
+    """The shipped networks for one and two digits."""
+    require(["mnist", "multimnist"])
+    return load_networks(["mnist", "multimnist"])
+
+
+@contextmanager
+def serve_in_background(weights: list[Weights]) -> Iterator[str]:
+    """The address of a server on a free port of the loopback interface, in a thread."""
+    server = uvicorn.Server(uvicorn.Config(create_app(weights), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="session")
+def background() -> Callable[[list[Weights]], AbstractContextManager[str]]:
+    """Starts a server for the networks and gives its address."""
+    return serve_in_background

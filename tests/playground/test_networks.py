@@ -1,0 +1,94 @@
+"""Networks by name: records are read with care, and images prepared as in training."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from PIL import Image
+
+from capsnet import CNN, CapsNet, CapsNetConfig, CNNConfig
+from capsnet.data import DataConfig, load_split
+from capsnet.models.weights import save_weights
+from capsnet.playground.networks import Weights, load_networks
+
+GREY = CapsNetConfig(
+    image_height=17, image_width=17, conv_channels=2, primary_types=2, primary_dim=3, num_classes=3
+)
+COLOUR = CapsNetConfig(
+    image_channels=3, image_height=24, image_width=24, conv_channels=2, primary_types=2
+)
+
+
+def trained_on(name: str, config: CapsNetConfig) -> Weights:
+    return Weights("some", CapsNet(config), {"config": {"data": {"name": name}}})
+
+
+def test_class_names_come_from_the_record_if_they_fit() -> None:
+    model = CapsNet(GREY)
+    assert Weights("a", model, {"class_names": ["x", "y", "z"]}).class_names == ("x", "y", "z")
+    assert Weights("a", model, {"class_names": ["x"]}).class_names == ("0", "1", "2")
+    assert Weights("a", model, {}).class_names == ("0", "1", "2")
+
+
+def test_error_rate_comes_from_the_record() -> None:
+    record: dict[str, object] = {"metrics": {"mnist": {"error_rate": 0.0025}}}
+    assert Weights("a", CapsNet(GREY), record).error_rate == 0.0025
+    assert Weights("a", CapsNet(GREY), {"metrics": [1]}).error_rate is None
+
+
+def test_only_digit_networks_get_mnist_form() -> None:
+    assert Weights("a", CapsNet(GREY), {}).sees_digits
+    assert trained_on("affnist", GREY).sees_digits
+    assert not trained_on("fashion-mnist", GREY).sees_digits
+    assert not trained_on("folder", GREY).sees_digits
+    assert not trained_on("svhn", COLOUR).sees_digits
+
+
+def test_own_images_are_prepared_exactly_as_in_training(tmp_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            levels = generator.integers(0, 256, size=(23, 31, 4), dtype=np.uint8)
+            Image.fromarray(levels).save(tmp_path / name / f"{number}.png")
+    config = DataConfig("folder", data_dir=tmp_path, image_size=24)
+    network = trained_on("folder", COLOUR)
+    expected = load_split(config, "test").test_batch(np.arange(2)).images.numpy()
+    files = [path for name in ("cats", "dogs") for path in sorted((tmp_path / name).iterdir())]
+    found = [network.prepare(Image.open(path)).pixels for path in files]
+    for image in expected:
+        assert any(np.abs(image - each).max() < 1e-6 for each in found)
+
+
+def test_cifar_networks_see_the_standardised_centre() -> None:
+    levels = np.random.default_rng(6).integers(0, 256, size=(32, 32, 3), dtype=np.uint8)
+    network = trained_on("cifar10", COLOUR)
+    prepared = network.prepare(Image.fromarray(levels))
+    assert_allclose(prepared.pixels, levels[4:28, 4:28].transpose(2, 0, 1) / 255, atol=1e-6)
+    seen = network.to_input(prepared.pixels[None])
+    assert float(seen.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(seen.std(correction=0)) == pytest.approx(1, abs=1e-4)
+
+
+def test_intensities_outside_0_to_1_are_refused() -> None:
+    network = Weights("a", CapsNet(GREY), {})
+    for value in (np.nan, np.inf, -0.1, 1.1):
+        with pytest.raises(ValueError, match="numbers from 0 to 1"):
+            network.to_input(np.full((1, 1, 17, 17), value, dtype=np.float32))
+
+
+def test_baselines_have_no_capsules() -> None:
+    config = CNNConfig(conv_channels=(2,), conv_kernels=(3,), hidden_sizes=(3,))
+    with pytest.raises(ValueError, match="weights 'a' are of a baseline"):
+        _ = Weights("a", CNN(config), {}).capsules
+
+
+def test_networks_are_named_by_run_or_file_and_only_once(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    save_weights(tmp_path / "run" / "weights.safetensors", CapsNet(GREY), {})
+    save_weights(tmp_path / "mine.safetensors", CapsNet(GREY), {})
+    sources = [str(tmp_path / "run"), str(tmp_path / "mine.safetensors")]
+    assert [each.name for each in load_networks(sources)] == ["run", "mine"]
+    with pytest.raises(ValueError, match="two sets of weights are named 'run'"):
+        load_networks([sources[0], sources[0]])

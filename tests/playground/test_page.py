@@ -1,0 +1,312 @@
+"""The page in a real browser: what a visitor does, and what must never happen."""
+
+import base64
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+from playwright.sync_api import Page, expect
+
+from capsnet.playground.networks import Weights
+
+pytestmark = pytest.mark.page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+Serve = Callable[[list[Weights]], AbstractContextManager[str]]
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args() -> dict[str, object]:
+    if CHROMIUM is None:
+        sentence = "there is no chromium (tests/install-browser installs it)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+    return {"executable_path": CHROMIUM, "args": FLAGS}
+
+
+@pytest.fixture(scope="session")
+def base_url() -> None:
+    """Takes the place of pytest-playwright's own, which pytest 9 warns of."""
+
+
+@pytest.fixture(scope="session")
+def address(
+    browser_type_launch_args: dict[str, object], trained: list[Weights], background: Serve
+) -> Iterator[str]:
+    with background(trained) as address:
+        yield address
+
+
+@pytest.fixture
+def visit(page: Page) -> Iterator[Callable[[str], Page]]:
+    """Opens an address; at the end there must be no error and no request to elsewhere."""
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda said: complaints.append(said.text) if said.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.set_default_timeout(30_000)
+
+    def open_page(address: str) -> Page:
+        page.goto(address)
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield open_page
+    assert complaints == []
+    assert requests
+    assert [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:"))] == []
+
+
+def pixels(page: Page, canvas: str) -> np.ndarray:
+    """Levels of a canvas, (H, W, 4)."""
+    text = page.locator(canvas).first.evaluate("(canvas) => canvas.toDataURL()")
+    content = base64.b64decode(text.partition(",")[2])
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGBA"))
+
+
+def difference(page: Page, canvas: str, levels: np.ndarray) -> int:
+    """Largest difference of a canvas from former levels."""
+    return int(np.abs(pixels(page, canvas).astype(int) - levels).max())
+
+
+def eventually(page: Page, claim: Callable[[], bool]) -> None:
+    """Waits until the claim holds; fails after ten seconds."""
+    for _ in range(200):
+        if claim():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it never came true")
+
+
+def draw(page: Page, canvas: str, *strokes: list[tuple[float, float]]) -> None:
+    """Draws strokes, whose points are shares of the canvas's width and height."""
+    box = page.locator(canvas).bounding_box()
+    assert box is not None
+    for stroke in strokes:
+        points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
+        page.mouse.move(*points[0])
+        page.mouse.down()
+        for point in points[1:]:
+            page.mouse.move(*point, steps=6)
+        page.mouse.up()
+
+
+def test_a_drawn_one_is_recognised(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(address)
+    draw(page, "#pad canvas", [(0.56, 0.16), (0.5, 0.5), (0.44, 0.85)])
+    expect(page.locator("#lengths .best .name")).to_have_text("1")
+    expect(page.locator("#verdict")).to_contain_text("a 1.")
+    assert float(page.locator("#lengths .best output").inner_text()) > 0.5
+
+
+def test_turning_a_number_redraws_the_digit_and_reset_brings_it_back(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#input=t0")
+    expect(page.locator("#verdict")).to_contain_text("a 7")
+    before = pixels(page, "#reconstruction")
+    assert before[..., 0].max() > 100
+    slider = page.get_by_label("3", exact=True).and_(page.locator("[type=range]"))
+    with page.expect_response("**/api/reconstruct") as response:
+        slider.fill("0.4")
+    assert response.value.ok
+    eventually(page, lambda: difference(page, "#reconstruction", before) > 8)
+    page.locator("#reset").click()
+    expect(slider).to_have_value("0")
+    eventually(page, lambda: difference(page, "#reconstruction", before) <= 1)
+
+
+def test_playing_sweeps_a_number_until_stopped(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#input=t0")
+    slider = page.locator("#dimension-4")
+    play = page.get_by_role("button", name="Sweep number 5")
+    play.click()
+    page.wait_for_function("() => Math.abs(document.querySelector('#dimension-4').value) > 0.2")
+    play.click()
+    value = slider.input_value()
+    page.wait_for_timeout(100)
+    assert slider.input_value() == value
+
+
+def test_another_class_can_be_reconstructed(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#input=t0")
+    before = pixels(page, "#reconstruction")
+    with page.expect_response("**/api/reconstruct"):
+        page.locator("#lengths input[value='2']").check()
+    expect(page.locator(".pictures-card h2")).to_have_text("What capsule 2 describes")
+    eventually(page, lambda: difference(page, "#reconstruction", before) > 20)
+    page.locator("#all-dimensions").click()
+    expect(page.locator("#glance canvas")).to_have_count(16 * 11)
+
+
+def test_routing_is_shown_iteration_by_iteration(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#view=routing&input=t0")
+    expect(page.locator("#maps canvas")).to_have_count(3 * 10)
+    expect(page.locator("#routing-class")).to_have_text("7")
+    expect(page.locator("#parts li")).to_have_count(8)
+    first = pixels(page, "#maps .cell:nth-of-type(8) canvas")
+    assert len(np.unique(first.reshape(-1, 4), axis=0)) == 1  # the shares are even at first
+    before = pixels(page, "#overlay")
+    page.locator("#parts button").first.hover()
+    assert (pixels(page, "#overlay") != before).any()
+    page.get_by_text("Agreement").click()
+    page.locator("#iterations").select_option("5")
+    expect(page.locator("#maps canvas")).to_have_count(5 * 10)
+
+
+def test_two_digits_are_dragged_and_taken_apart(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#view=pair&a=t3&b=t0")
+    expect(page.locator("#pair-verdict")).to_contain_text("0 (red) and a 7 (green)")
+    found = pixels(page, "#pair-found").astype(int)
+    assert ((found[..., 0] - found[..., 1]) > 60).any()  # red somewhere
+    assert ((found[..., 1] - found[..., 0]) > 60).any()  # green elsewhere
+    truth = pixels(page, "#pair-truth")
+    box = page.locator("#stage").bounding_box()
+    assert box is not None
+    pixel = box["width"] / 36
+    page.mouse.move(box["x"] + 24 * pixel, box["y"] + 29 * pixel)  # the foot of the 7
+    page.mouse.down()
+    with page.expect_response("**/api/segment"):
+        page.mouse.move(box["x"] + 22 * pixel, box["y"] + 27 * pixel, steps=2)
+    page.mouse.up()
+    page.locator("#stage").press("ArrowLeft")
+    page.wait_for_function("() => decodeURIComponent(location.hash).includes('shifts=-3,-2,0,0')")
+    assert (pixels(page, "#pair-truth") != truth).any()
+
+
+def test_drawn_digits_are_taken_apart_too(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#view=pair&a=s&b=t3&shifts=0,0,0,0")
+    with page.expect_response("**/api/segment"):
+        draw(page, "#pad-a canvas", [(0.55, 0.15), (0.45, 0.85)])
+    expect(page.locator("#pair-verdict")).to_contain_text("It found a")
+
+
+def test_two_sets_of_weights_are_compared(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#view=compare&input=t0")
+    expect(page.locator("#compare-verdict")).to_contain_text("7")
+    page.get_by_label("Weights 2").select_option("multimnist")
+    expect(page.locator("#compare-b .hint")).to_contain_text("parameters")
+    expect(page.locator("#compare-b .bar")).to_have_count(10)
+
+
+def test_reloading_the_address_shows_the_same_view(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(address)
+    draw(page, "#pad canvas", [(0.3, 0.2), (0.7, 0.2), (0.45, 0.85)])
+    expect(page.locator("#verdict")).to_contain_text("a 7")
+    plain = pixels(page, "#reconstruction")
+    page.locator("#dimension-6").fill("0.3")
+    eventually(page, lambda: difference(page, "#reconstruction", plain) > 5)
+    eventually(page, lambda: "offsets" in page.url)
+    names = ("#seen", "#reconstruction", "#pad canvas")
+    before = [pixels(page, name) for name in names]
+    verdict = page.locator("#verdict").inner_text()
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    expect(page.locator("#verdict")).to_have_text(verdict)
+    expect(page.locator("#dimension-6")).to_have_value("0.3")
+    pairs = list(zip(names, before, strict=True))
+    eventually(page, lambda: all(difference(page, name, levels) <= 1 for name, levels in pairs))
+
+
+def test_an_opened_image_is_turned_light_on_dark_and_shared(
+    visit: Callable[[str], Page], address: str, tmp_path: Path
+) -> None:
+    image = Image.new("RGB", (400, 300), "white")
+    ImageDraw.Draw(image).line([(220, 60), (190, 250)], fill="navy", width=26)
+    image.save(tmp_path / "one.png")
+    page = visit(address)
+    page.locator("#pad [type=file]").set_input_files(tmp_path / "one.png")
+    expect(page.locator("#message")).to_contain_text("dark on light")
+    expect(page.locator("#lengths .best .name")).to_have_text("1")
+    eventually(page, lambda: "input=p" in page.url)
+    page.reload()
+    expect(page.locator("#lengths .best .name")).to_have_text("1")
+
+
+def test_the_keyboard_reaches_everything(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#input=t0")
+    page.keyboard.press("n")
+    expect(page.locator("#verdict")).to_contain_text("a 2")
+    page.keyboard.press("p")
+    expect(page.locator("#verdict")).to_contain_text("a 7")
+    page.locator("#tab-digit").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#view-routing")).to_be_visible()
+    expect(page.locator("#tab-routing")).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    page.locator("#dimension-0").focus()
+    with page.expect_response("**/api/reconstruct"):
+        page.keyboard.press("ArrowRight")
+    page.locator("#tab-digit").focus()
+    page.keyboard.press("c")
+    expect(page.locator("#verdict")).to_have_text("")
+
+
+@pytest.mark.parametrize("view", ["digit", "routing", "pair", "compare"])
+def test_a_phone_shows_every_view_without_scrolling_sideways(
+    visit: Callable[[str], Page], address: str, page: Page, view: str
+) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    visit(f"{address}/#view={view}&input=t4")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_spoilt_address_still_opens_the_page(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(
+        f"{address}/#view=__proto__&weights=none&input=t99999&class=77&offsets=a,,NaN&map=1"
+    )
+    expect(page.locator("#lengths .bar")).to_have_count(10)
+    page = visit(f"{address}/?again#view=pair&a=p%00&b=s!!&shifts=9,9,9,9,9&iterations=-1")
+    expect(page.locator("#pair-verdict")).to_contain_text("It found")
+
+
+def test_light_and_dark_can_be_chosen(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(address)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(colour)
+    page.locator("#theme").click()
+    assert page.evaluate(colour) != before
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate(colour) != before
+
+
+def test_without_weights_for_two_digits_the_page_says_so(
+    visit: Callable[[str], Page],
+    browser_type_launch_args: dict[str, object],
+    small: list[Weights],
+    background: Serve,
+) -> None:
+    with background([small[2]]) as address:
+        page = visit(f"{address}/#view=pair")
+        expect(page.locator("#pair-missing")).to_contain_text("capsnet train multimnist")
+        page.locator("#tab-digit").click()
+        expect(page.locator("#digit-note")).to_contain_text("no decoder")
+        expect(page.locator("#dimension-0")).to_be_disabled()
+
+
+def test_the_api_is_documented(visit: Callable[[str], Page], page: Page, address: str) -> None:
+    page.goto(f"{address}/docs")
+    expect(page.get_by_role("heading", name="POST /api/segment")).to_be_visible()
+    visit(address)
