@@ -16,10 +16,13 @@ def test_a_logit_first_changes_by_its_agreement() -> None:
     changes = routing_changes(model, images, num_iterations=4)
     steps = model(images, trace=True).routing
     assert steps is not None
-    assert len(changes) == 4
+    assert {name: len(values) for name, values in changes.items()} == {"logits": 4, "coupling": 4}
     # Logits start at zero, so those of the second step are the first change.
-    assert_close(torch.tensor(changes[0]), steps[1].logits.abs().mean())
-    assert_close(torch.tensor(changes[1]), (steps[2].logits - steps[1].logits).abs().mean())
+    assert_close(torch.tensor(changes["logits"][0]), steps[1].logits.abs().mean())
+    assert_close(
+        torch.tensor(changes["logits"][1]), (steps[2].logits - steps[1].logits).abs().mean()
+    )
+    assert_close(torch.tensor(changes["coupling"][0]), (steps[1].coupling - 0.1).abs().mean())
 
 
 def test_an_evaluation_keeps_ten_changes_of_one_capsnet() -> None:
@@ -27,6 +30,6 @@ def test_an_evaluation_keeps_ten_changes_of_one_capsnet() -> None:
     model = CapsNet(TINY)
     alone = evaluate([model], split, num_examples=4)
     assert alone.routing_changes is not None
-    assert len(alone.routing_changes) == 10
-    assert alone.to_dict()["routing_changes"] == list(alone.routing_changes)
+    assert [len(values) for values in alone.routing_changes.values()] == [10, 10]
+    assert alone.to_dict()["routing_changes"] == alone.routing_changes
     assert evaluate([model, model], split, num_examples=4).routing_changes is None

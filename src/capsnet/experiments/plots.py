@@ -64,12 +64,15 @@ def plot_dots(axes: Axes, dots: Sequence[Dot], *, xlabel: str) -> None:
                 elinewidth=1,
                 label="paper",
             )
+            _note(axes, f"{dot.paper:.4g}", dot.paper, row - 0.14, color=GREY)
         if dot.values:
             mean = float(np.mean(dot.values))
             spread = float(np.std(dot.values, ddof=1)) if len(dot.values) > 1 else None
             axes.errorbar(
                 mean, row + 0.14, xerr=spread, fmt="o", ms=6, color=BLUE, elinewidth=1, label="ours"
             )
+            if np.isfinite(mean):
+                _note(axes, f"{mean:.2f}", mean, row + 0.14, color=BLUE)
             axes.plot(dot.values, [row + 0.14] * len(dot.values), "|", ms=8, color=BLUE, alpha=0.6)
         else:
             axes.text(
@@ -83,23 +86,45 @@ def plot_dots(axes: Axes, dots: Sequence[Dot], *, xlabel: str) -> None:
     axes.margins(x=0.12)
 
 
-def add_legend(axes: Axes) -> None:
+def _note(axes: Axes, text: str, x: float, y: float, *, color: str) -> None:
+    """A number above its dot."""
+    axes.annotate(
+        text.replace("-", "−"),
+        (x, y),
+        (0, 4.5),
+        textcoords="offset points",
+        fontsize=6.5,
+        color=color,
+        ha="center",
+        va="bottom",
+    )
+
+
+def add_legend(axes: Axes, *, above: bool = False) -> None:
     """A legend with each name once."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    if unique:
-        axes.legend(
-            unique.values(), unique.keys(), fontsize=SMALL, frameon=False, loc="best",
-            handlelength=1.2,
-        )  # fmt: skip
+    if not unique:
+        return
+    legend = axes.legend(
+        list(unique.values()),
+        list(unique),
+        fontsize=SMALL,
+        frameon=False,
+        loc="lower right" if above else "best",
+        ncols=len(unique) if above else 1,
+        handlelength=1.2,
+    )
+    if above:
+        legend.set_bbox_to_anchor((1.02, 0.97), transform=axes.transAxes)
 
 
 def draw_comparison(
     caption: Caption, panels: Mapping[str, Sequence[Dot]], path: Path, *, xlabel: str
 ) -> None:
     """Panels of the paper's numbers beside ours (Table 1)."""
-    label_width, panel = 2.25, 3.0
-    height = 0.42 * max(len(dots) for dots in panels.values()) + 0.9
+    label_width, panel = 2.75, 2.9
+    height = 0.52 * max(len(dots) for dots in panels.values()) + 0.9
     canvas = Canvas(caption, width=label_width + len(panels) * (panel + 0.35), height=height)
     for number, (title, dots) in enumerate(panels.items()):
         left = label_width + number * (panel + 0.35)
@@ -109,7 +134,7 @@ def draw_comparison(
         axes.set_xlim(left=0)
         if number:
             axes.set_yticklabels([])
-        add_legend(axes)
+        add_legend(axes, above=True)
     canvas.save(path)
 
 
@@ -128,7 +153,7 @@ def draw_samples_and_dots(
     top = len(strips) * (row + 0.08) + 0.2
     axes = canvas.axes(label_width, top, width - label_width - 0.15, 0.45 * len(dots))
     plot_dots(axes, dots, xlabel="test images classified rightly, %")
-    add_legend(axes)
+    add_legend(axes, above=True)
     canvas.save(path)
 
 
@@ -232,7 +257,7 @@ def draw_claims(caption: Caption, dots: Sequence[Dot], curves: Sequence[Curve], 
     plot_dots(axes, dots, xlabel="change of the test error, points")
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_title("First against second", fontsize=NORMAL, loc="left", fontweight="bold")
-    add_legend(axes)
+    add_legend(axes, above=True)
     axes = canvas.axes(5.55, 0.3, 2.75, height - 0.75)
     plot_curves(axes, curves)
     tidy(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -70,14 +71,12 @@ class Evaluation:
     wrong: tuple[WrongExample, ...]
     """The wrong examples, at most 1,000 of them."""
 
-    routing_changes: tuple[float, ...] | None = None
-    """Mean change of a routing logit in each of ten iterations, on the first images (Fig. A.1)."""
+    routing_changes: dict[str, list[float]] | None = None
+    """What `routing_changes` says of the first images; None for baselines and ensembles."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain dictionary, as result.json holds it."""
         plain = asdict(self)
-        changes = self.routing_changes
-        plain["routing_changes"] = None if changes is None else list(changes)
         plain["wrong"] = [
             {
                 "index": example.index,
@@ -131,7 +130,7 @@ def evaluate(
     predictions = torch.zeros(count, num_labels, dtype=torch.int64)
     labels = torch.zeros(count, num_labels, dtype=torch.int64)
     squared_error = torch.zeros((), dtype=torch.float64)
-    changes: tuple[float, ...] | None = None
+    changes: dict[str, list[float]] | None = None
     modes = [model.training for model in models]
     for model in models:
         model.to(device).eval()
@@ -173,10 +172,12 @@ def evaluate(
 @torch.no_grad()
 def routing_changes(
     model: CapsNet, images: Float[Tensor, "B C H W"], num_iterations: int = 10
-) -> tuple[float, ...]:
-    """Mean absolute change of a routing logit b_ij in each iteration (Fig. A.1).
+) -> dict[str, list[float]]:
+    """Mean absolute changes of logits b_ij and coupling c_ij in each iteration (Fig. A.1).
 
-    The network routes for `num_iterations`, however many it was trained with.
+    The network routes for `num_iterations`, however many it was trained with. By Procedure 1 a
+    logit changes by the agreement, which need not vanish as routing settles; the coupling's
+    change does.
     """
     layer = model.classes
     steps = iterate_routing(
@@ -186,13 +187,11 @@ def routing_changes(
         bias=layer.bias,
         orphan=layer.orphan,
     )
-    changes: list[float] = []
-    before: Tensor | None = None
-    for step in steps:
-        if before is not None:
-            changes.append(float((step.logits - before).abs().mean()))
-        before = step.logits
-    return tuple(changes)
+    changes: dict[str, list[float]] = {"logits": [], "coupling": []}
+    for before, after in pairwise(steps):
+        changes["logits"].append(float((after.logits - before.logits).abs().mean()))
+        changes["coupling"].append(float((after.coupling - before.coupling).abs().mean()))
+    return changes
 
 
 def check_models(models: Sequence[Model], split: Split) -> None:
@@ -231,7 +230,7 @@ def _summarise(
     *,
     num_models: int,
     reconstruction_error: float | None,
-    changes: tuple[float, ...] | None,
+    changes: dict[str, list[float]] | None,
 ) -> Evaluation:
     found = (predictions[:, :, None] == labels[:, None, :]).any(dim=1)  # (n, N): label predicted
     is_wrong = ~found.all(dim=1)  # (n,)
