@@ -6,11 +6,11 @@ line per request on stdin, forks, answers with the children's ids and then with 
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -83,7 +83,7 @@ class RunServer:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
 
     def run(
@@ -105,13 +105,12 @@ class RunServer:
             "num_processes": num_processes,
             "port": port,
         }
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write((json.dumps(request) + "\n").encode())
         pids = self._receive()
-        if after is not None:
-            time.sleep(after)
+        has_ended, _, _ = select.select([self._process.stdout], [], [], after)
+        if not has_ended:
             for pid in pids:
                 # The id cannot be another's by now: the server starts nothing before the next run.
                 with suppress(ProcessLookupError):

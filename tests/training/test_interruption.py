@@ -43,7 +43,8 @@ def test_interrupted_run_ends_with_the_same_weights(
     interrupted = 0
     for number in range(4 * num_signals):
         run = tmp_path / f"run-{number}"
-        for _ in range(20):
+        for attempt in range(20):
+            started = time.monotonic()
             ends = server.run(
                 config,
                 run,
@@ -52,6 +53,8 @@ def test_interrupted_run_ends_with_the_same_weights(
                 after=instants.uniform(0, duration),
             )
             if not any(ends):
+                if attempt == 0:  # a whole run: the machine is less busy than it was
+                    duration = min(duration, time.monotonic() - started)
                 break
             expected = {-signal_number, 128 + signal_number, 0}
             assert set(ends) <= expected, server.output(run)

@@ -121,6 +121,12 @@ def test_existing_run_is_refused_resumed_or_overwritten_as_told(tmp_path: Path) 
     assert train(tiny_config(seed=3), run, overwrite=True, reporter=Reporter())["seed"] == 3
 
 
+def test_half_written_file_of_a_killed_beginning_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.json.partial").write_text("{")
+    assert train(tiny_config(epochs=1), tmp_path / "run", reporter=Reporter())["steps"] == 8
+
+
 def test_only_runs_are_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match="holds something else than a run"):

@@ -30,6 +30,7 @@ from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
 from capsnet.training.checkpoint import newest_checkpoint
 from capsnet.training.config import from_dict, override, to_dict
+from capsnet.training.processes import find_device
 from capsnet.training.records import CONFIG, damaged_files, read_json
 
 #: Wrong examples that evaluate prints.
@@ -216,7 +217,7 @@ def evaluate(
         load_split(data, split),
         num_examples=num_examples,
         batch_size=batch_size,
-        device=device,
+        device=str(find_device(device)),
     )
     if json:
         _print_json(evaluation.to_dict())
@@ -245,6 +246,7 @@ def list_all(*, json: Flag = False) -> int:
             "paper": preset.cell,
             "paper_error": preset.paper_error,
             "command": preset.command,
+            "minutes": preset.minutes,
         }
         for preset in PRESETS.values()
     ]
@@ -260,7 +262,8 @@ def list_all(*, json: Flag = False) -> int:
     print("Presets (capsnet train NAME), with the test error that the paper reports:")
     for each in PRESETS.values():
         error = f"{each.paper_error:.2%}" if each.paper_error is not None else ""
-        print(f"  {each.name:<17} {error:>7}  {each.summary} ({each.cell})")
+        time = f"; {each.minutes} minutes on 2 cores" if each.minutes is not None else ""
+        print(f"  {each.name:<17} {error:>7}  {each.summary} ({each.cell}{time})")
     print(f"\nDatasets (--dataset NAME): {', '.join(list_datasets())}")
     print(f"Shipped weights: {', '.join(list_weights()) or 'none'}")
     return 0

@@ -1,5 +1,6 @@
 """Training, in plain sight: learning rate, loss, gradients, update, log, checkpoint."""
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -171,7 +172,7 @@ class Training:
                 raise TrainingStopped(
                     f"stopped after step {self.state.step:,} of {self.num_steps:,}, "
                     f"which is saved in {self.folder}",
-                    self.stop.signal_number,
+                    self.stop.signal_number or signal.SIGTERM,  # it may have reached another
                 )
         return self.finish()
 
@@ -310,8 +311,10 @@ class Training:
     @torch.no_grad()
     def show_reconstructions(self) -> None:
         """Sends the first images and their reconstructions to TensorBoard."""
+        if self.board is None:
+            return
         model = self.trained_model()
-        if self.board is None or not isinstance(model, CapsNet) or not model.config.decoder:
+        if not isinstance(model, CapsNet) or not model.config.decoder:
             return
         images, labels, targets = self.tests[0].test_batch(np.arange(min(16, len(self.tests[0]))))
         decoded = model(images.to(self.device), reconstruct=labels.to(self.device)).reconstruction

@@ -30,6 +30,9 @@ class Preset:
     paper_steps: int
     """Updates that the authors made, for `--schedule paper`."""
 
+    minutes: int | None
+    """Measured time of training on two CPU cores; None where nobody has measured it."""
+
     @property
     def summary(self) -> str:
         """First line of the function's docstring."""
@@ -45,13 +48,17 @@ PRESETS: dict[str, Preset] = {}
 
 
 def preset(
-    cell: str, paper_error: float | None = None, *, paper_steps: int = PAPER_STEPS
+    cell: str,
+    paper_error: float | None = None,
+    *,
+    paper_steps: int = PAPER_STEPS,
+    minutes: int | None = None,
 ) -> Callable[[Callable[[], TrainConfig]], Callable[[], TrainConfig]]:
     """Registers a function as the preset of its name, with - for _."""
 
     def register(build: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
         name = build.__name__.replace("_", "-")
-        PRESETS[name] = Preset(name, build, cell, paper_error, paper_steps)
+        PRESETS[name] = Preset(name, build, cell, paper_error, paper_steps, minutes)
         return build
 
     return register

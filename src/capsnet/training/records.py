@@ -98,7 +98,8 @@ def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
 
     Raises a ValueError when there is a run already and nobody said what to do with it.
     """
-    exists = run.is_dir() and any(run.iterdir())
+    # A kill in its first moments may have left a file half written, which is no run yet.
+    exists = run.is_dir() and any(path.suffix != ".partial" for path in run.iterdir())
     is_run = any((run / name).exists() for name in (CONFIG, CHECKPOINTS, WEIGHTS, RESULT))
     if run.exists() and not run.is_dir():
         raise ValueError(f"{run} is a file, but a run needs a directory of its own")
@@ -184,6 +185,7 @@ def find_commit() -> str | None:
     """Commit of the checkout that the package runs from, with + if files differ from it."""
     folder = Path(__file__).resolve().parent
     try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # this repository is ours
         commit = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):
