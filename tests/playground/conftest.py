@@ -1,33 +1,22 @@
 """Networks for the playground's tests: small untrained ones, and the shipped trained ones."""
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
 import uvicorn
+from shipped import require_weights
 
 from capsnet import CapsNet, CapsNetConfig
-from capsnet.models.weights import list_weights
 from capsnet.playground.networks import Weights, load_networks
 from capsnet.playground.server import create_app
 
 SMALL = CapsNetConfig(
     conv_channels=4, primary_types=3, primary_dim=5, output_dim=6, primary_stride=4, num_classes=10
 )
-
-
-def require(names: Sequence[str]) -> None:
-    """Skips the test, or fails it in CI, unless these weights are shipped."""
-    missing = [name for name in names if name not in list_weights()]
-    if missing:
-        sentence = f"needs the shipped weights {', '.join(missing)}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +37,7 @@ def small() -> list[Weights]:
 @pytest.fixture(scope="session")
 def trained() -> list[Weights]:
     """The shipped networks for one and two digits."""
-    require(["mnist", "multimnist"])
+    require_weights("mnist", "multimnist")
     return load_networks(["mnist", "multimnist"])
 
 

@@ -55,7 +55,8 @@ def predict(
     for start in range(0, len(files), BATCH_SIZE):
         chunk = files[start : start + BATCH_SIZE]
         prepared = [_prepare(network, path) for path in chunk]
-        for path, answer, picture in _classify(network, chunk, prepared, num_labels):
+        found = _classify(network, chunk, prepared, num_labels)
+        for path, (answer, picture) in zip(chunk, found, strict=True):
             if reconstructions is not None:
                 target = reconstructions / f"{len(answers):05d}-{path.stem}.png"
                 picture.save(target)
@@ -99,8 +100,8 @@ def _prepare(network: Weights, path: Path) -> Prepared:
 @torch.inference_mode()
 def _classify(
     network: Weights, paths: Sequence[Path], prepared: Sequence[Prepared], num_labels: int
-) -> Iterator[tuple[Path, dict[str, object], Image.Image]]:
-    """Each file with its answer and a picture of what was seen and reconstructed."""
+) -> list[tuple[dict[str, object], Image.Image]]:
+    """For each file its answer, and a picture of what was seen and reconstructed."""
     images = network.to_input(np.stack([each.pixels for each in prepared]))
     model, names = network.model, network.class_names
     if isinstance(model, CapsNet):
@@ -112,6 +113,7 @@ def _classify(
     drawn = None
     if isinstance(model, CapsNet) and model.config.decoder:
         drawn = model.decode(output.capsules, order)  # (B, N, C, H, W)
+    found = []
     for row, (path, each) in enumerate(zip(paths, prepared, strict=True)):
         rounded = [round(score, 4) for score in scores[row].tolist()]
         answer: dict[str, object] = {
@@ -122,7 +124,8 @@ def _classify(
         }
         pictures = [each.pixels, *(drawn[row].numpy() if drawn is not None else ())]
         strip = to_bytes(np.concatenate(pictures, axis=2))  # (C, H, W · (1 + N))
-        yield path, answer, Image.fromarray(strip.transpose(1, 2, 0).squeeze())
+        found.append((answer, Image.fromarray(strip.transpose(1, 2, 0).squeeze())))
+    return found
 
 
 def _describe(answer: dict[str, object]) -> str:

@@ -1,0 +1,46 @@
+"""`capsnet export` writes a checked file, and names each mistake."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from capsnet import CapsNet, CapsNetConfig
+from capsnet.cli import main
+from capsnet.models.weights import save_weights
+
+COLOUR = CapsNetConfig(
+    image_channels=3, image_height=24, image_width=24, conv_channels=2, primary_types=2
+)
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as exit_status:
+        main(["export", *map(str, arguments)])
+    return int(exit_status.value.code or 0)
+
+
+def test_a_run_becomes_a_file_of_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my-run").mkdir()
+    record = {"config": {"data": {"name": "cifar10"}}}
+    save_weights(tmp_path / "my-run" / "weights.safetensors", CapsNet(COLOUR), record)
+    monkeypatch.chdir(tmp_path)
+    assert run("my-run", "--format", "torch-export") == 0
+    assert "largest differences from PyTorch on 20 MNIST test digits" in capsys.readouterr().out
+    program = torch.export.load(tmp_path / "my-run.pt2").module()
+    assert program(torch.rand(1, 3, 24, 24))[0].shape == (1, 10)
+
+
+def test_each_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_weights(tmp_path / "a.safetensors", CapsNet(COLOUR), {})
+    mistakes = [
+        (("nothing",), "unknown weights 'nothing'"),
+        ((tmp_path,), "is no finished run"),
+        ((tmp_path / "a.safetensors", "--out", tmp_path / "no" / "a.onnx"), "must be a folder"),
+        ((tmp_path / "a.safetensors", "--format", "tflite"), "tflite"),
+    ]
+    for arguments, sentence in mistakes:
+        assert run(*arguments) == 2
+        assert sentence in capsys.readouterr().err
