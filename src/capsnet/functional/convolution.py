@@ -2,7 +2,7 @@
 
 from itertools import product
 from math import ceil
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from capsnet.functional.frequency import FrequencyConvolution, make_plan, recall_factors
 
-Algorithm = Literal["auto", "direct", "frequency"]
+Algorithm = Literal["auto", "direct", "patches", "frequency"]
+
+FEW_NUMBERS = 256
+"""Up to so many numbers under a kernel, a copy of every patch costs less than `F.conv2d` loses."""
 
 
 def convolve2d(
@@ -31,14 +34,16 @@ def convolve2d(
         bias: Added to every place of a channel, (out,).
         stride: Step between neighbouring outputs.
         padding: Zeros on each side.
-        algorithm: "direct", "frequency", or "auto" for the one that should be faster.
+        algorithm: "direct" for that of PyTorch, "patches" for one matrix product over all patches,
+            "frequency" for products in the frequency domain, or "auto" for the one that should be
+            fastest. All return the same, to rounding.
 
     >>> images, weight = torch.randn(2, 3, 12, 14), torch.randn(5, 3, 4, 4)
     >>> fast = convolve2d(images, weight, stride=2, algorithm="frequency")
     >>> torch.testing.assert_close(fast, F.conv2d(images, weight, stride=2), atol=1e-4, rtol=1e-4)
     """
-    if algorithm not in ("auto", "direct", "frequency"):
-        raise ValueError(f"algorithm must be 'auto', 'direct' or 'frequency', got {algorithm!r}")
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"algorithm must be one of {get_args(Algorithm)}, got {algorithm!r}")
     if images.shape[1] != weight.shape[1]:
         raise ValueError(
             f"images must have the {weight.shape[1]} channels of weight {tuple(weight.shape)}, "
@@ -59,6 +64,8 @@ def convolve2d(
         algorithm = choose_algorithm(images, weight, stride=stride, padding=padding)
     if algorithm == "direct":
         return F.conv2d(images, weight, bias, stride, padding)
+    if algorithm == "patches":
+        return _convolve_patches(images, weight, bias, stride=stride, padding=padding)
     plan = make_plan(
         (height, width),
         (kernel_height, kernel_width),
@@ -73,6 +80,18 @@ def convolve2d(
             images.to(weight.dtype), weight, plan, recall_factors(plan, weight)
         )
         return outputs if bias is None else outputs + bias[:, None, None]
+
+
+def _convolve_patches(
+    images: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, padding: int
+) -> Tensor:
+    num_outputs, _, rows, columns = weight.shape
+    padded = F.pad(images, (padding,) * 4) if padding else images
+    patches = padded.unfold(2, rows, stride).unfold(3, columns, stride)
+    patches = patches.permute(0, 2, 3, 1, 4, 5)  # (B, outH, outW, C, kH, kW)
+    grid = patches.shape[:3]
+    units = F.linear(patches.reshape(grid.numel(), -1), weight.reshape(num_outputs, -1), bias)
+    return units.reshape(*grid, num_outputs).permute(0, 3, 1, 2)  # channels last in memory
 
 
 def store_taps_first(weight: Float[Tensor, "out C kH kW"]) -> Float[Tensor, "out C kH kW"]:
@@ -92,31 +111,45 @@ def choose_algorithm(
     *,
     stride: int = 1,
     padding: int = 0,
-) -> Literal["direct", "frequency"]:
-    """Returns which form of a convolution should be faster.
+) -> Literal["direct", "patches", "frequency"]:
+    """Returns which form of a convolution should be fastest.
 
     Direct wherever something better than plain matrix products exists or someone looks on: GPUs,
-    reduced precision, compilation and export. Else the form with less estimated work.
+    reduced precision, compilation and export. Patches where a kernel sees so few numbers that
+    copying them is cheap. Else whichever of "direct" and "frequency" has less estimated work.
 
     >>> choose_algorithm(torch.empty(128, 256, 20, 20), torch.empty(256, 256, 9, 9), stride=2)
     'frequency'
     >>> choose_algorithm(torch.empty(128, 1, 28, 28), torch.empty(256, 1, 9, 9))
-    'direct'
+    'patches'
     """
     if (
         images.device.type != "cpu"
         or max(weight.shape[2:]) <= stride  # one tap in each phase: nothing to save
         or weight.dtype not in (torch.float32, torch.float64)
         or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()
-        or torch.onnx.is_in_onnx_export()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or is_traced()
     ):
         return "direct"
+    if weight[0].numel() <= FEW_NUMBERS and not images.requires_grad:
+        return "patches"
     rows, columns = _output_grid(images, weight, stride=stride, padding=padding)
     direct = len(images) * rows * columns * weight.numel() * _DIRECT_COST
     cost = choose_tiles(images, weight, stride=stride, padding=padding)[1]
     return "frequency" if cost < direct else "direct"
+
+
+def is_traced() -> bool:
+    """Returns whether someone records the operations: compilation or export, not a plain run.
+
+    >>> is_traced()
+    False
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch.onnx.is_in_onnx_export()
+        or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+    )
 
 
 # Time of a multiplication in each part, relative to one in the products of factors, measured at

@@ -4,7 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsnet.functional import Votes, VoteSource
+from capsnet.functional import (
+    DenseVotes,
+    Votes,
+    VoteSource,
+    is_traced,
+    store_parents_first,
+)
 from capsnet.layers.routed import RoutedCapsules
 
 
@@ -48,8 +54,9 @@ class DenseCapsules(RoutedCapsules):
             bias=(out_capsules, out_dim) if bias else None,
             orphan=orphan,
         )
-        self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, in_dim, out_dim))
-        nn.init.normal_(self.weight, std=out_capsules / (in_capsules * out_dim) ** 0.5)
+        weight = torch.empty(in_capsules, out_capsules, in_dim, out_dim)
+        nn.init.normal_(weight, std=out_capsules / (in_capsules * out_dim) ** 0.5)
+        self.weight = nn.Parameter(store_parents_first(weight))
 
     def forward(self, capsules: Float[Tensor, "B I D"]) -> Float[Tensor, "B J E"]:
         """Returns the outputs of this layer's capsules after routing."""
@@ -63,7 +70,9 @@ class DenseCapsules(RoutedCapsules):
                 f"DenseCapsules needs capsules of shape (B, {in_capsules}, {in_dim}), "
                 f"got {tuple(capsules.shape)}"
             )
-        return Votes(torch.einsum("bid,ijde->bije", capsules, self.weight))  # (B, I, J, E)
+        if is_traced():  # a graph of ordinary operations, whatever they cost
+            return Votes(torch.einsum("bid,ijde->bije", capsules, self.weight))  # (B, I, J, E)
+        return DenseVotes(capsules, self.weight)
 
     def extra_repr(self) -> str:
         """Returns what `repr` shows."""

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsnet.functional import squash
+from capsnet.layers.convolution import Convolution
 
 
 class PrimaryCapsules(nn.Module):
@@ -45,17 +46,22 @@ class PrimaryCapsules(nn.Module):
         self.num_types = num_types
         self.capsule_dim = capsule_dim
         self.uniform_coupling = uniform_coupling
-        self.conv = nn.Conv2d(
-            in_channels, num_types * capsule_dim, kernel_size, stride=stride, padding=padding
+        self.conv = Convolution(
+            in_channels,
+            num_types * capsule_dim,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
         )
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B gridH gridW T D"]:
         """Returns capsules by batch, row, column, type and dimension."""
+        maps: Tensor = self.conv(features)
         if self.uniform_coupling:
+            assert self.conv.bias is not None
+            # (maps + bias) is there: the bias stays whole, the convolution is shared.
             share = 1 / self.num_types
-            maps = self.conv._conv_forward(features, self.conv.weight * share, self.conv.bias)
-        else:
-            maps = self.conv(features)
+            maps = maps * share + ((1 - share) * self.conv.bias)[:, None, None]
         grid = maps.permute(0, 2, 3, 1)  # (B, H, W, T * D)
         return squash(grid.unflatten(3, (self.num_types, self.capsule_dim)))
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capsnet.functional import RoutingStep
-from capsnet.layers import Decoder, DenseCapsules, PrimaryCapsules
+from capsnet.layers import Convolution, Decoder, DenseCapsules, PrimaryCapsules
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ class CapsNet(nn.Module):
     def __init__(self, config: CapsNetConfig) -> None:
         super().__init__()
         self.config = config
-        self.conv = nn.Conv2d(config.image_channels, config.conv_channels, config.conv_kernel)
+        self.conv = Convolution(
+            config.image_channels, config.conv_channels, kernel_size=config.conv_kernel
+        )
         self.primary = PrimaryCapsules(
             config.conv_channels,
             config.primary_types,
@@ -192,6 +194,7 @@ class CapsNet(nn.Module):
         output: CapsNetOutput = self(images)
         return output.lengths.topk(num_labels, dim=1).indices
 
+    @torch.no_grad()
     def _initialise_as_authors(self) -> None:
         for name, parameter in self.named_parameters():
             if name == "classes.prior_logits":
@@ -200,4 +203,6 @@ class CapsNet(nn.Module):
                 nn.init.constant_(parameter, 0.1)
             else:
                 std = 0.05 if name == "conv.weight" else 0.1
-                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+                # Drawn apart: where a number falls shall not depend on the weight's memory layout.
+                values = torch.empty(parameter.shape)
+                parameter.copy_(nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std))

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from capsnet.layers import Convolution
+
 
 @dataclass(frozen=True)
 class CNNConfig:
@@ -73,7 +75,7 @@ class CNN(nn.Module):
         self.config = config
         channels = (config.image_channels, *config.conv_channels)
         self.convs = nn.ModuleList(
-            nn.Conv2d(below, above, kernel, padding=kernel // 2)
+            Convolution(below, above, kernel_size=kernel, padding=kernel // 2)
             for below, above, kernel in zip(
                 channels[:-1], channels[1:], config.conv_kernels, strict=True
             )

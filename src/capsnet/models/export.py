@@ -4,6 +4,7 @@ The exported graph takes images of any batch size and answers with `lengths`, `c
 `reconstruction`, the image that the longest capsule describes; a baseline answers with `logits`.
 """
 
+import copy
 import importlib.util
 import json
 import logging
@@ -77,7 +78,7 @@ def export_model(
         raise ValueError(f"the check of an export needs at least 2 images, got {len(images)}")
     if format == "onnx":
         _require_onnx()
-    network = Exported(model).eval()
+    network = Exported(_stored_plainly(model)).eval()
     temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
         with _quiet():
@@ -100,6 +101,14 @@ def export_model(
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
     return differences
+
+
+def _stored_plainly(model: Model) -> Model:
+    """A copy whose weights lie in memory as their shapes say, which files of graphs insist on."""
+    plain = copy.deepcopy(model)
+    for parameter in plain.parameters():
+        parameter.data = parameter.data.contiguous()
+    return plain
 
 
 def _require_onnx() -> None:

@@ -1,0 +1,49 @@
+"""Convolution: a `torch.nn.Conv2d` that takes the faster of several algorithms."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsnet.functional import convolve2d, store_taps_first
+from capsnet.functional.convolution import FEW_NUMBERS
+
+
+class Convolution(nn.Conv2d):
+    """A convolution with the parameters of `torch.nn.Conv2d`, computed by `convolve2d`.
+
+    State dicts are those of `torch.nn.Conv2d`. In memory a weight of many numbers lies with its
+    taps first, as the frequency form reads it.
+
+    Args:
+        in_channels: Channels of the images.
+        out_channels: Channels of the result.
+        kernel_size: Height and width of the kernels.
+        stride: Step between neighbouring outputs.
+        padding: Zeros added on each side.
+
+    >>> import torch
+    >>> Convolution(3, 4, kernel_size=5, stride=2)(torch.randn(2, 3, 13, 15)).shape
+    torch.Size([2, 4, 5, 6])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding)
+        if self.weight[0].numel() > FEW_NUMBERS:
+            self.weight = nn.Parameter(store_taps_first(self.weight.detach()))
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B out outH outW"]:
+        """Returns the convolution with bias."""
+        return convolve2d(
+            images,
+            self.weight,
+            self.bias,
+            stride=self.stride[0],
+            padding=int(self.padding[0]),
+        )

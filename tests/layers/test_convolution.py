@@ -1,0 +1,26 @@
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from capsnet.layers import Convolution
+
+
+def test_convolution_equals_that_of_torch_with_its_state_dict() -> None:
+    theirs = nn.Conv2d(40, 5, 3, stride=2, padding=1)
+    ours = Convolution(40, 5, kernel_size=3, stride=2, padding=1)
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 40, 7, 8)
+    assert_close(ours(images), theirs(images), atol=1e-5, rtol=1e-5)
+
+
+def test_same_seed_gives_the_values_of_torch() -> None:
+    torch.manual_seed(0)
+    theirs = nn.Conv2d(40, 5, 3)
+    torch.manual_seed(0)
+    ours = Convolution(40, 5, kernel_size=3)
+    assert_close(ours.weight, theirs.weight, rtol=0, atol=0)
+    assert ours.weight.stride() != theirs.weight.stride()
+
+
+def test_weight_of_few_numbers_keeps_the_usual_layout() -> None:
+    assert Convolution(3, 4, kernel_size=5).weight.is_contiguous()
