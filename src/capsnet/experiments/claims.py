@@ -73,8 +73,8 @@ def measure_claims(found: Found, options: Options) -> Outcome:
     turned = turn_dimensions(model, split, one_of_each(correct, split))
     width = PROPERTIES.index("width")
     widest = turned.effects[:, :, width].abs().max(dim=1)  # (K,)
-    num_wide = int((widest.values >= 1).sum())
-    count = options.examples(2000)
+    num_wide = float((widest.values >= 1).sum())
+    count = max(300, options.examples(2000))  # some of every class
     correlations = _width_correlations(found["mnist"][0], options, count)
     rows.append(fill(CLAIMS[-2], [num_wide], [trained]))
     rows.append(fill(CLAIMS[-1], [float(np.mean(correlations))], [trained], num_examples=count))

@@ -14,10 +14,12 @@ Image = Float[np.ndarray, "H W"] | Float[np.ndarray, "H W C"]
 
 INK, GREY, RULE = "#1a1a1a", "#6b6b6b", "#b0b0b0"
 BLUE, ORANGE, RED, GREEN = "#1f5a96", "#d9730d", "#c8102e", "#2e8b57"
-SMALL, NORMAL, LARGE = 8, 9, 11
+SMALL, NORMAL, LARGE = 8.0, 9.0, 11.0
 _DPI = 200
 #: Inches at the top that the title and its subtitle take.
 _HEAD = 0.62
+#: Inches that the longest title needs.
+_MIN_WIDTH = 6.5
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Canvas:
     """A picture with its title, on which axes are placed in inches from the top left."""
 
     def __init__(self, caption: Caption, *, width: float, height: float) -> None:
+        width = max(width, _MIN_WIDTH)
         self.width, self.height = width, height + _HEAD
         self.figure = Figure(figsize=(self.width, self.height), dpi=_DPI, facecolor="white")
         self.text(0.12, -0.42, caption.title, size=LARGE, weight="bold")
@@ -77,7 +80,7 @@ class Canvas:
         ha: str = "left",
         va: str = "center",
         weight: str = "normal",
-        rotation: float = 0,
+        rotation: float = 0.0,
     ) -> None:
         """Text at a place, in inches below the title."""
         self.figure.text(
@@ -122,7 +125,7 @@ def overlay(red: Float[Tensor, "1 H W"], green: Float[Tensor, "1 H W"]) -> Image
     return np.stack((first, second, np.zeros_like(first)), axis=-1)
 
 
-def strip(images: Float[Tensor, "N 1 H W"], gap: int = 1) -> Image:
+def strip(images: Float[Tensor, "N 1 h w"], gap: int = 1) -> Image:
     """Images side by side in one, with a light gap between them."""
     tiles = [grey(image) for image in images]
     bar = np.full((tiles[0].shape[0], gap), 0.6, dtype=tiles[0].dtype)
@@ -228,11 +231,11 @@ def draw_strips(
             canvas.rule(0.12, top - 0.05, width - 0.25, top - 0.05, thick=0.4)
         canvas.text(0.12, top + row / 2, label, size=SMALL if "\n" in label else NORMAL)
         canvas.image(image, label_width, top, image_width, row)
-    canvas.rule(label_width - 0.08, 0, label_width - 0.08, len(strips) * (row + 0.1) - 0.1)
+    canvas.rule(label_width - 0.08, 0.0, label_width - 0.08, len(strips) * (row + 0.1) - 0.1)
     each = image_width / len(ticks)
     for index, tick in enumerate(ticks):
         x = label_width + (index + 0.5) * each
-        canvas.text(x, len(strips) * (row + 0.1) + 0.04, tick, size=7, ha="center", color=GREY)
+        canvas.text(x, len(strips) * (row + 0.1) + 0.04, tick, size=7.0, ha="center", color=GREY)
     canvas.save(path)
 
 

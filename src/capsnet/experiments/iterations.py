@@ -54,7 +54,7 @@ def routing_convergence(found: Found, options: Options) -> Outcome:
     over_training = [
         plots.Curve(
             f"iteration {place + 1}",
-            [step for step, _ in during],
+            [float(step) for step, _ in during],
             [changes["logits"][place] for _, changes in during],
             _COLORS[place],
             "o",
@@ -62,11 +62,11 @@ def routing_convergence(found: Found, options: Options) -> Outcome:
         for place in range(len(_COLORS))
         if during
     ]
-    numbers = list(range(1, len(final["logits"]) + 1))
+    numbers = [float(place + 1) for place in range(len(final["logits"]))]
     at_end = [
         plots.Curve("logits b", numbers, final["logits"], figures.BLUE, "o"),
         plots.Curve("coupling c", numbers, final["coupling"], figures.ORANGE, "s"),
-        plots.Curve("paper, logits", [2, 5], [0.007, 1e-5], figures.GREY, "x"),
+        plots.Curve("paper, logits", [2.0, 5.0], [0.007, 1e-5], figures.GREY, "x"),
     ]
     panels = [
         ("(a) During training", "steps of training", "mean |change of b|", over_training, False),
@@ -75,7 +75,7 @@ def routing_convergence(found: Found, options: Options) -> Outcome:
     notes = [
         "By Procedure 1 a logit changes by the agreement of vote and output, which does not vanish "
         "as routing settles; the paper does not say how its change fell to 1e-5. The change of the "
-        "coupling, which routing settles, is shown beside it."
+        "coupling is shown beside it."
     ]
     if not during:
         notes.append("This network's run kept no evaluations during training.")
@@ -103,7 +103,7 @@ def _changes_in_training(trained: Trained) -> list[tuple[int, dict[str, list[flo
         (step, evaluation["routing_changes"])
         for step, evaluation in lines
         if isinstance(step, int) and isinstance(evaluation, dict)
-        if evaluation.get("routing_changes")
+        if isinstance(evaluation.get("routing_changes"), dict)
     ]
 
 
@@ -120,11 +120,11 @@ def compare_iterations(found: Found, options: Options) -> Outcome:
         smooth = _smooth(losses)
         curves.append(plots.Curve(f"{role} of routing", steps, smooth, colors[role]))
         details[role] = {"steps": steps, "loss": losses}
-    runs = [run for each in found.values() for run in each]
+    runs = [each[0] for each in found.values() if each]
     caption = figures.Caption(
         "Fig. A.2  Training loss on CIFAR-10",
         f"Batches of {runs[0].config.batch_size if runs[0].config else 128}; "
-        f"{' and '.join(run.describe() for run in runs[:2])}.",
+        f"{' and '.join(run.describe() for run in runs)}.",
         options.quick,
     )
     panels = [("", "steps of training", "margin loss", curves, False)]

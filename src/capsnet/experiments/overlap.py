@@ -245,15 +245,14 @@ def _column(
 def _mask_columns(
     pairs: Pairs, masks: Bool[Tensor, "B 2 1 H W"], truth: Bool[Tensor, "B 2 1 H W"]
 ) -> list[tuple[str, Sequence[figures.Image]]]:
-    """The first right pairs: input, true masks, masks found."""
-    shown = pairs.is_right.nonzero().flatten().tolist()[:8] or list(range(min(8, len(masks))))
+    """The first right pairs, others if there are too few: input, true masks, masks found."""
+    found = pairs.predictions == pairs.labels
+    # Stable: right ones in their order, then the others.
+    shown = (~pairs.is_right).int().argsort(stable=True)[:8].tolist()
     columns: list[tuple[str, Sequence[figures.Image]]] = []
     for index in shown:
-        iou = score_masks(
-            masks[index : index + 1],
-            truth[index : index + 1],
-            torch.ones(1, 2, dtype=torch.bool),
-        ).iou
+        here = slice(index, index + 1)
+        iou = score_masks(masks[here], truth[here], found[here]).iou
         images = (
             figures.grey(pairs.images[index]),
             figures.overlay(*truth[index].float()),

@@ -25,7 +25,7 @@ def tidy(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> 
     axes.set_xlabel(xlabel, fontsize=NORMAL, color=INK)
     axes.set_ylabel(ylabel, fontsize=NORMAL, color=INK)
     axes.set_title(title, fontsize=NORMAL, color=INK, loc="left", fontweight="bold")
-    axes.tick_params(labelsize=SMALL, colors=INK, width=0.6, length=3)
+    axes.tick_params(which="both", labelsize=SMALL, colors=INK, width=0.6, length=3)
     axes.grid(visible=True, color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)
     for name, spine in axes.spines.items():
@@ -110,7 +110,10 @@ def add_legend(axes: Axes, *, above: bool = False) -> None:
         list(unique.values()),
         list(unique),
         fontsize=SMALL,
-        frameon=False,
+        frameon=not above,
+        facecolor="white",
+        edgecolor="none",
+        framealpha=0.8,
         loc="lower right" if above else "best",
         ncols=len(unique) if above else 1,
         handlelength=1.2,
@@ -197,9 +200,10 @@ def draw_curve_panels(
 ) -> None:
     """Plots side by side, each with title, axis labels, curves and whether it is logarithmic."""
     gap, height = 0.75, 2.5
-    canvas = Canvas(caption, width=len(panels) * (panel + gap) + 0.15, height=height + 0.85)
+    top = 0.28 if any(title for title, *_ in panels) else 0.05
+    canvas = Canvas(caption, width=len(panels) * (panel + gap) + 0.15, height=height + top + 0.5)
     for number, (title, xlabel, ylabel, curves, log) in enumerate(panels):
-        axes = canvas.axes(gap + number * (panel + gap) - 0.05, 0.28, panel, height)
+        axes = canvas.axes(gap + number * (panel + gap) - 0.05, top, panel, height)
         plot_curves(axes, curves, log=log)
         tidy(axes, xlabel=xlabel, ylabel=ylabel, title=title)
         if not curves:

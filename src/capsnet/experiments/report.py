@@ -26,7 +26,7 @@ def write_report(results: Path, docs: Path, readme: Path | None) -> list[Path]:
     miniatures = {name: read_result(results / f"{quick_prefix(True)}{name}.json") for name in found}
     docs.mkdir(parents=True, exist_ok=True)
     target = docs / "results.md"
-    lines = _results_page(found, miniatures, results)
+    lines = _results_page(found, miniatures, results=results, docs=docs)
     write_atomically(target, ("\n".join(lines) + "\n").encode())
     written = [target]
     if readme is not None:
@@ -80,7 +80,7 @@ def show_number(value: object, spread: object = None, unit: object = "%") -> str
 def show_seconds(seconds: float) -> str:
     """A time for people.
 
-    >>> show_seconds(45), show_seconds(600), show_seconds(9000)
+    >>> show_seconds(45.0), show_seconds(600.0), show_seconds(9000.0)
     ('45 s', '10 min', '2.5 h')
     """
     if seconds < 120:
@@ -91,7 +91,9 @@ def show_seconds(seconds: float) -> str:
 def _results_page(
     found: Mapping[str, dict[str, object] | None],
     miniatures: Mapping[str, dict[str, object] | None],
+    *,
     results: Path,
+    docs: Path,
 ) -> Iterator[str]:
     yield "# Results"
     yield ""
@@ -101,7 +103,7 @@ def _results_page(
         "seed alone. How to repeat one: [reproduce.md](reproduce.md)."
     )
     for name, record in found.items():
-        yield from _section(EXPERIMENTS[name], record)
+        yield from _section(EXPERIMENTS[name], record, docs)
     speed = sorted(results.glob("bench*.json"))
     if speed:
         yield from ("", "## Speed", "")
@@ -114,7 +116,9 @@ def _results_page(
             yield from ("", f"### {name}, quick", "", *_table(_rows(record)))
 
 
-def _section(experiment: Experiment, record: Mapping[str, object] | None) -> Iterator[str]:
+def _section(
+    experiment: Experiment, record: Mapping[str, object] | None, docs: Path
+) -> Iterator[str]:
     yield from ("", f"## {experiment.title}", "", f"`capsnet reproduce {experiment.name}`", "")
     if record is None:
         yield from _table([row.to_dict() for row in experiment.expected])
@@ -129,6 +133,8 @@ def _section(experiment: Experiment, record: Mapping[str, object] | None) -> Ite
     pictures = record["pictures"]
     assert isinstance(pictures, list)
     for picture in pictures:
+        if not (docs / "images" / str(picture)).exists():
+            continue  # drawn elsewhere, by --out
         yield from ("", f"![{experiment.title}](images/{picture})")
 
 

@@ -20,7 +20,8 @@ Say = Callable[[str], None]
 _FREE_MODEL_SETTINGS = frozenset({"bias", "initialisation", "uniform_primary_coupling"})
 #: A miniature: few images, few steps, narrow layers. It shows that a command works, no more.
 QUICK_STEPS = 150
-_QUICK = {"batch_size": 32, "warmup_steps": 10, "log_every": 5, "num_evaluated": 500, "threads": 1}
+_QUICK = {"batch_size": 32, "warmup_steps": 10, "log_every": 5, "threads": 1}
+_QUICK_EXAMPLES = 500
 _QUICK_CAPSNET = {"conv_channels": 32, "primary_types": 4}
 _QUICK_CNN = {"hidden_sizes": (32,)}
 
@@ -114,7 +115,7 @@ class Options:
 
     def examples(self, full: int) -> int:
         """How many examples to measure on, `full` unless the user or quick says otherwise."""
-        return self.num_examples or (min(full, 500) if self.quick else full)
+        return self.num_examples or (min(full, _QUICK_EXAMPLES) if self.quick else full)
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Trained:
 
     def describe(self) -> str:
         """The network in a few words, for a picture's subtitle."""
-        words = [self.source]
+        words = [Path(self.source).name]
         if self.epochs is not None and self.epochs >= 1:
             words.append(f"{self.epochs:.3g} epochs")
         elif self.steps is not None:
@@ -323,7 +324,9 @@ def _miniature(config: TrainConfig, options: Options) -> TrainConfig:
     if not isinstance(config.model, CapsNetConfig):
         narrow = _QUICK_CNN | {"conv_channels": (8,) * len(config.model.conv_channels)}
     steps = options.steps or QUICK_STEPS
-    return override(config, _QUICK | {"steps": steps, "model": narrow})
+    num_evaluated = options.num_examples or _QUICK_EXAMPLES
+    changes = _QUICK | {"steps": steps, "num_evaluated": num_evaluated, "model": narrow}
+    return override(config, changes)
 
 
 def _num_trials(need: Need, options: Options) -> int:

@@ -102,7 +102,8 @@ def affine_robustness(found: Found, options: Options) -> Outcome:
     ]  # fmt: skip
     caption = figures.Caption(
         "§5.2  Robustness to affine transformations",
-        f"{describe_budget(found)}. Trained on translated digits, tested on warped ones.",
+        f"{describe_budget(found)}, on translated digits only."
+        + ("" if is_original else "  * affNIST-style, regenerated"),
         options.quick,
     )
     dots = [make_dot(row) for row in rows]

@@ -176,8 +176,8 @@ def routing_changes(
     """Mean absolute changes of logits b_ij and coupling c_ij in each iteration (Fig. A.1).
 
     The network routes for `num_iterations`, however many it was trained with. By Procedure 1 a
-    logit changes by the agreement, which need not vanish as routing settles; the coupling's
-    change does.
+    logit changes by the agreement, which need not vanish as routing settles, so the coupling's
+    change is given too.
     """
     layer = model.classes
     steps = iterate_routing(

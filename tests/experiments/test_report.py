@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+from made_up_runs import write_run
+
+from capsnet.experiments.catalogue import EXPERIMENTS, reproduce
+from capsnet.experiments.report import replace_block, show_ours, show_row, write_report
+from capsnet.experiments.runs import Options
+from capsnet.training.records import read_json, write_json
+
+README = "# Name\n\n<!-- results -->\nold\n<!-- /results -->\n\nThe end.\n"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Table 1 with one cell filled, as a result and as a miniature with another number."""
+    write_run(tmp_path / "runs" / "a", "mnist", error=0.0031)
+    folder = tmp_path / "results"
+    options = Options(runs=tmp_path / "runs", out=folder, train=False)
+    result = reproduce("table1", options).result
+    record = read_json(result)
+    rows = record["rows"]
+    assert isinstance(rows, list)
+    quick_rows = [row | {"mean": 0.4321 if row["mean"] else None} for row in rows]
+    write_json(
+        folder / "quick-table1.json", {**record, "quick": True, "rows": quick_rows, "notes": []}
+    )
+    return folder
+
+
+def test_the_page_has_every_experiment_with_the_paper_s_numbers(results: Path) -> None:
+    docs = results.parent / "docs"
+    assert write_report(results, docs, None) == [docs / "results.md"]
+    page = (docs / "results.md").read_text()
+    for experiment in EXPERIMENTS.values():
+        assert f"## {experiment.title}\n" in page
+        assert f"`capsnet reproduce {experiment.name}`" in page
+        for row in experiment.expected:
+            assert f"| {row.label} |" in page
+    assert "| MNIST: CapsNet, 3 iterations, reconstruction | 0.25 ± 0.005 % | 0.31 % | 1 |" in page
+    assert "| SVHN | 4.3 % | not run yet |" in page
+
+
+def test_miniatures_stay_out_of_readme_and_are_labelled_elsewhere(results: Path) -> None:
+    docs, readme = results.parent / "docs", results.parent / "README.md"
+    readme.write_text(README)
+    write_report(results, docs, readme)
+    text = readme.read_text()
+    assert "43.21" not in text
+    assert "0.31 %" in text
+    assert "old" not in text
+    assert text.startswith("# Name\n\n<!-- results -->\n|")
+    assert text.endswith("<!-- /results -->\n\nThe end.\n")
+    page = (docs / "results.md").read_text()
+    assert page.index("43.21") > page.index("## Quick miniatures, not results")
+
+
+def test_a_miniature_under_a_result_s_name_is_no_result(results: Path) -> None:
+    (results / "quick-table1.json").replace(results / "table1.json")
+    write_report(results, results.parent / "docs", None)
+    assert "43.21" not in (results.parent / "docs" / "results.md").read_text()
+
+
+def test_a_second_report_changes_nothing(results: Path) -> None:
+    docs, readme = results.parent / "docs", results.parent / "README.md"
+    readme.write_text(README)
+    write_report(results, docs, readme)
+    before = readme.read_text(), (docs / "results.md").read_text()
+    write_report(results, docs, readme)
+    assert (readme.read_text(), (docs / "results.md").read_text()) == before
+
+
+def test_readme_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="x must hold <!-- results --> and <!-- /results -->"):
+        replace_block("no markers", [], Path("x"))
+
+
+def test_numbers_are_shown_with_their_spread_and_sign() -> None:
+    row = {"mean": 0.00253, "spread": 0.00012, "unit": "%", "paper": 0.0025, "paper_spread": None}
+    assert show_row(row) == "0.25 ± 0.012 % (paper: 0.25 %)"
+    assert show_ours(row | {"mean": -0.0004, "spread": None}) == "−0.04 %"
+    assert show_ours(row | {"mean": 0.0123, "spread": None, "unit": ""}) == "0.0123"
+    assert show_ours(row | {"mean": None}) == "not run yet"

@@ -1,0 +1,152 @@
+from pathlib import Path
+
+import pytest
+from made_up_runs import TINY, write_run
+
+from capsnet.experiments.catalogue import find_experiment, reproduce
+from capsnet.experiments.runs import Found, Need, Options, gather
+from capsnet.training.records import read_json
+
+
+def look(runs: Path, *needs: Need, **options: object) -> Found:
+    chosen = Options(runs=runs, train=False, **options)  # type: ignore[arg-type]
+    return gather(needs, chosen, lambda text: None, None)
+
+
+def sources(found: Found, role: str) -> list[str]:
+    return [Path(run.source).name for run in found[role]]
+
+
+MNIST = Need("capsnet", "mnist", trials=3)
+
+
+def test_the_longest_runs_are_taken_and_never_the_best(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mnist", error=0.001, steps=500)
+    for seed in (2, 0):
+        write_run(tmp_path / f"b{seed}", "mnist", error=0.1, seed=seed)
+    found = look(tmp_path, MNIST)
+    assert sources(found, "capsnet") == ["b0", "b2"]
+    assert sources(look(tmp_path, MNIST, trials=1), "capsnet") == ["b0"]
+    with pytest.raises(ValueError, match="there is no finished run of mnist in"):
+        look(tmp_path, MNIST, steps=7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"held_out": 5000}},
+        {"data": {"num_train": 10_000}},
+        {"model": {"num_iterations": 2}},
+        {"model": TINY},
+    ],
+    ids=["held out", "part of the data", "other routing", "narrow"],
+)
+def test_runs_of_something_else_are_not_taken(tmp_path: Path, changes: dict[str, object]) -> None:
+    write_run(tmp_path / "other", "mnist", error=0.1, changes=changes)
+    with pytest.raises(ValueError, match="there is no finished run of mnist in"):
+        look(tmp_path, MNIST)
+
+
+def test_trials_share_all_settings(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mnist", error=0.1, changes={"learning_rate": 0.002})
+    write_run(tmp_path / "b", "mnist", error=0.1, seed=1)
+    write_run(tmp_path / "c", "mnist", error=0.1, seed=2)
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["b", "c"]
+
+
+def test_a_run_to_compare_with_shares_the_settings_of_the_other(tmp_path: Path) -> None:
+    write_run(tmp_path / "three", "cifar10", error=0.3, steps=700)
+    one: dict[str, object] = {"num_iterations": 1}
+    write_run(tmp_path / "one-longer", "cifar10", error=0.3, steps=900, changes={"model": one})
+    write_run(tmp_path / "one-alike", "cifar10", error=0.3, steps=700, changes={"model": one})
+    found = look(
+        tmp_path,
+        Need("3", "cifar10"),
+        Need("1", "cifar10", changes={"model": one}, like="3"),
+    )
+    assert sources(found, "3") == ["three"]
+    assert sources(found, "1") == ["one-alike"]
+
+
+def test_a_damaged_run_is_left_out_aloud(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", "mnist", error=0.1)
+    write_run(tmp_path / "bad", "mnist", error=0.1, steps=2000)
+    record = tmp_path / "bad" / "result.json"
+    record.write_text(record.read_text().replace("0.1", "0.2"))
+    said: list[str] = []
+    found = gather((MNIST,), Options(runs=tmp_path, train=False), said.append, None)
+    assert sources(found, "capsnet") == ["good"]
+    assert "bad/result.json is damaged" in said[0]
+
+
+def test_table_1_is_the_mean_and_deviation_of_the_runs_there_are(tmp_path: Path) -> None:
+    for seed, error in enumerate((0.002, 0.003, 0.004)):
+        write_run(tmp_path / "runs" / f"mnist-{seed}", "mnist", error=error, seed=seed)
+    write_run(tmp_path / "runs" / "multi", "multimnist", error=0.06)
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False)
+    done = reproduce("table1", options)
+    assert done.result == tmp_path / "table1.json"
+    assert done.record["quick"] is False
+    stored = read_json(done.result)["rows"]
+    assert isinstance(stored, list)
+    rows = {row["label"]: row for row in stored}
+    best = rows["MNIST: CapsNet, 3 iterations, reconstruction"]
+    assert best["mean"] == pytest.approx(0.003)
+    assert best["spread"] == pytest.approx(0.001)
+    assert (best["trials"], best["seeds"], best["seconds"]) == (3, [0, 1, 2], 180.0)
+    assert (best["paper"], best["paper_spread"]) == (0.0025, 0.00005)
+    assert rows["MultiMNIST: CapsNet, 3 iterations, reconstruction"]["mean"] == 0.06
+    assert rows["MNIST: CNN baseline"]["mean"] is None
+    assert [path.name for path in done.pictures] == ["table1.png"]
+
+
+def test_the_paper_s_table_1_is_as_printed() -> None:
+    rows = {row.label: (row.paper, row.paper_spread) for row in find_experiment("table1").expected}
+    assert rows == {
+        "MNIST: CNN baseline": (0.0039, None),
+        "MNIST: CapsNet, 1 iteration, no reconstruction": (0.0034, 0.00032),
+        "MNIST: CapsNet, 1 iteration, reconstruction": (0.0029, 0.00011),
+        "MNIST: CapsNet, 3 iterations, no reconstruction": (0.0035, 0.00036),
+        "MNIST: CapsNet, 3 iterations, reconstruction": (0.0025, 0.00005),
+        "MultiMNIST: CNN baseline": (0.081, None),
+        "MultiMNIST: CapsNet, 1 iteration, reconstruction": (0.075, None),
+        "MultiMNIST: CapsNet, 3 iterations, reconstruction": (0.052, None),
+    }
+
+
+def test_weights_must_be_as_many_as_the_networks(tmp_path: Path) -> None:
+    run = str(write_run(tmp_path / "a", "mnist", error=0.1))
+    with pytest.raises(ValueError, match=r"needs 2 --weights \(CapsNet, CNN\), got 1"):
+        reproduce("affnist", Options(weights=(run,), out=tmp_path))
+
+
+def test_networks_that_cannot_show_what_is_asked_are_refused(tmp_path: Path) -> None:
+    model = {**TINY, "decoder": False}
+    plain = write_run(
+        tmp_path / "a", "mnist", error=0.1, changes={"model": model}, with_weights=True
+    )
+    with pytest.raises(ValueError, match="has no decoder"):
+        reproduce("fig3", Options(weights=(str(plain),), out=tmp_path))
+    pairs = write_run(
+        tmp_path / "b", "mnist", error=0.1, changes={"model": TINY}, with_weights=True
+    )
+    with pytest.raises(ValueError, match="images of multimnist have shape"):
+        reproduce("fig5", Options(weights=(str(pairs),), out=tmp_path))
+    baseline: dict[str, object] = {"conv_channels": (4, 3, 2), "hidden_sizes": (5,)}
+    cnn = write_run(
+        tmp_path / "c", "mnist-cnn", error=0.1, changes={"model": baseline}, with_weights=True
+    )
+    with pytest.raises(ValueError, match="has no capsules"):
+        reproduce("figA1", Options(weights=(str(cnn),), out=tmp_path))
+
+
+def test_options_out_of_range_are_named() -> None:
+    with pytest.raises(ValueError, match="trials must be at least 1, got 0"):
+        Options(trials=0)
+    with pytest.raises(ValueError, match="digits must be 0 to 9, got 12"):
+        Options(digits=(3, 12))
+
+
+def test_a_wrong_name_gets_the_right_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown experiment 'tabel1'; did you mean 'table1'\?"):
+        find_experiment("tabel1")

@@ -1,0 +1,51 @@
+"""Finished runs written by hand: what experiments see of a run, without the training."""
+
+from pathlib import Path
+
+from capsnet.models import model_from_config
+from capsnet.models.weights import save_weights
+from capsnet.training import configure
+from capsnet.training.config import to_dict
+from capsnet.training.records import describe_environment, write_json
+
+TINY: dict[str, object] = {"conv_channels": 4, "primary_types": 2, "primary_dim": 3}
+
+
+def write_run(
+    folder: Path,
+    preset: str,
+    *,
+    error: float,
+    seed: int = 0,
+    steps: int = 1000,
+    with_weights: bool = False,
+    changes: dict[str, object] | None = None,
+) -> Path:
+    """A run that made `steps` updates and came to this test error."""
+    config = configure(preset, {"steps": steps, "seed": seed, **(changes or {})})
+    folder.mkdir(parents=True)
+    weights = folder / "weights.safetensors"
+    if with_weights:
+        save_weights(weights, model_from_config(config.model), {"config": to_dict(config)})
+    else:
+        weights.write_bytes(b"")
+    metric = {
+        "dataset": config.data.name,
+        "split": "validation" if config.data.held_out else "test",
+        "origin": "made up",
+        "num_examples": 10_000,
+        "error_rate": error,
+    }
+    record = {
+        "preset": preset,
+        "config": to_dict(config),
+        "seed": seed,
+        "steps": steps,
+        "epochs": steps / 468,
+        "seconds": 60.0,
+        "metrics": {config.data.name: metric},
+        **describe_environment(),
+        "files": {"weights.safetensors": f"{folder.name} {error}"},
+    }
+    write_json(folder / "result.json", record)
+    return folder
