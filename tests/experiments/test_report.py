@@ -4,8 +4,11 @@ import pytest
 from made_up_runs import write_run
 
 from capsnet.experiments.catalogue import EXPERIMENTS, reproduce
+from capsnet.experiments.costs import count_products, estimate_cost
 from capsnet.experiments.report import replace_block, show_ours, show_row, write_report
 from capsnet.experiments.runs import Options
+from capsnet.models import CNNConfig
+from capsnet.training import configure
 from capsnet.training.records import read_json, write_json
 
 README = "# Name\n\n<!-- results -->\nold\n<!-- /results -->\n\nThe end.\n"
@@ -70,9 +73,33 @@ def test_a_second_report_changes_nothing(results: Path) -> None:
     assert (readme.read_text(), (docs / "results.md").read_text()) == before
 
 
-def test_readme_without_markers_is_refused() -> None:
+def test_readme_without_markers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("no markers")
     with pytest.raises(ValueError, match="x must hold <!-- results --> and <!-- /results -->"):
-        replace_block("no markers", [], Path("x"))
+        replace_block(tmp_path / "x", "results", [])
+
+
+def test_costs_follow_the_presets(results: Path) -> None:
+    docs = results.parent / "docs"
+    docs.mkdir()
+    (docs / "reproduce.md").write_text("<!-- costs -->\n<!-- /costs -->\n")
+    assert docs / "reproduce.md" in write_report(results, docs, None)
+    page = (docs / "reproduce.md").read_text()
+    config = configure("mnist")
+    steps = config.steps or (config.epochs or 0) * (60_000 // config.batch_size)
+    assert f"| `capsnet reproduce fig3` | 1 | {steps:,} |" in page
+    one, table = (estimate_cost(EXPERIMENTS[name]) for name in ("fig3", "table1"))
+    assert table.num_runs == 5 * 3 + 3
+    assert table.cpu_seconds > 15 * one.gpu_seconds
+
+
+def test_products_of_the_baseline_by_hand() -> None:
+    config = CNNConfig(
+        image_channels=2, image_height=8, image_width=4, conv_channels=(3, 5), conv_kernels=(3, 1),
+        pool=2, hidden_sizes=(7,), num_classes=6,
+    )  # fmt: skip
+    first, second = 2 * 9 * 3 * 32, 3 * 1 * 5 * 8  # the second sees 4×2 pixels
+    assert count_products(config) == first + second + 10 * 7 + 7 * 6
 
 
 def test_numbers_are_shown_with_their_spread_and_sign() -> None:

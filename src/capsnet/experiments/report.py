@@ -4,21 +4,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from capsnet.experiments.catalogue import EXPERIMENTS, Experiment
+from capsnet.experiments.costs import estimate_cost
 from capsnet.experiments.outcome import quick_prefix, read_result
 from capsnet.models.weights import write_atomically
 
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
+RESULTS, COSTS = "results", "costs"
 _NOT_RUN = "not run yet"
 _HEAD = ("", "paper", "ours", "trials", "length", "training")
 
 
 def write_report(results: Path, docs: Path, readme: Path | None) -> list[Path]:
-    """Writes docs/results.md and README's table; the files written.
+    """Writes docs/results.md, README's table and the costs in docs/reproduce.md.
 
     Args:
         results: folder of results, one JSON file for each experiment.
         docs: folder that gets results.md; pictures are linked where they are.
-        readme: the file with the two markers; None leaves it out.
+        readme: the file with <!-- results --> and <!-- /results -->; None leaves it out.
+
+    Returns:
+        The files written.
     """
     found = {name: read_result(results / f"{name}.json") for name in EXPERIMENTS}
     # A miniature under a result's name would have been renamed by hand: it is none.
@@ -30,19 +34,23 @@ def write_report(results: Path, docs: Path, readme: Path | None) -> list[Path]:
     write_atomically(target, ("\n".join(lines) + "\n").encode())
     written = [target]
     if readme is not None:
-        text = readme.read_text(encoding="utf-8")
-        write_atomically(readme, replace_block(text, _readme_table(found), readme).encode())
+        replace_block(readme, RESULTS, _readme_table(found))
         written.append(readme)
+    guide = docs / "reproduce.md"
+    if guide.exists():
+        replace_block(guide, COSTS, list(_cost_table()))
+        written.append(guide)
     return written
 
 
-def replace_block(text: str, lines: Sequence[str], path: Path) -> str:
-    """The text with new lines between the two markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def replace_block(path: Path, name: str, lines: Sequence[str]) -> None:
+    """Puts new lines between a file's markers <!-- NAME --> and <!-- /NAME -->."""
+    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, begin, rest = path.read_text(encoding="utf-8").partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{path} must hold {BEGIN} and {END}, between which the table goes")
-    return "\n".join([before + BEGIN, *lines, END + after])
+        raise ValueError(f"{path} must hold {first} and {last}, between which the table goes")
+    write_atomically(path, "\n".join([before + first, *lines, last + after]).encode())
 
 
 def show_row(row: Mapping[str, object]) -> str:
@@ -175,6 +183,16 @@ def _table(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
             show_seconds(_number(seconds)) if is_run and seconds else "",
         )
         yield f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def _cost_table() -> Iterator[str]:
+    yield "| command | runs | steps in all | two cores | one GPU |"
+    yield "|---|---|---|---|---|"
+    for name, experiment in EXPERIMENTS.items():
+        cost = estimate_cost(experiment)
+        times = f"{show_seconds(cost.cpu_seconds)} | {show_seconds(cost.gpu_seconds)}"
+        steps = f"{cost.num_runs} | {cost.num_steps:,}"
+        yield f"| `capsnet reproduce {name}` | {steps} | {times} |"
 
 
 def _provenance(record: Mapping[str, object]) -> str:

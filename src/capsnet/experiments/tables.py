@@ -155,7 +155,7 @@ def other_dataset(found: Found, options: Options) -> Outcome:
         rows = [row, *rows] if len(expected) > 1 else [row]
     tiles = _tiles(runs[0], split.class_names, options, name)
     caption = figures.Caption(
-        f"§7  {expected[0].label.partition(',')[0]}",
+        ("§7  " if expected[0].paper is not None else "") + expected[0].label.partition(",")[0],
         f"{runs[0].describe()}. Test images with label, and in red what it was taken for.",
         options.quick,
     )
