@@ -271,10 +271,16 @@ def turn_dimensions(model: CapsNet, split: Split, examples: Sequence[int]) -> Tu
 def natural_deviations(
     split: Split, labels: Int[Tensor, " K"], num_examples: int = 2000
 ) -> Float[Tensor, "K P"]:
-    """How much real digits of each class differ: standard deviations of their properties."""
+    """How much the digits of each class differ in training: deviations of their properties."""
     batch = split.test_batch(np.arange(min(num_examples, len(split))))
     measured = measure_digits(batch.images)
-    return torch.stack([measured[batch.labels[:, 0] == label].std(dim=0) for label in labels])
+    deviations = torch.stack(
+        [measured[batch.labels[:, 0] == label].std(dim=0) for label in labels]
+    )  # (K, P)
+    # MNIST's digits are centred; those of training are shifted by -2, -1, 0, 1 or 2 pixels (§5),
+    # whose variance is 2.
+    is_shift = torch.tensor([name.endswith("shift") for name in PROPERTIES])
+    return (deviations.square() + 2 * is_shift).sqrt()
 
 
 def one_of_each(correct: Sequence[WrongExample], split: Split) -> list[int]:

@@ -72,7 +72,7 @@ def plot_dots(axes: Axes, dots: Sequence[Dot], *, xlabel: str) -> None:
                 mean, row + 0.14, xerr=spread, fmt="o", ms=6, color=BLUE, elinewidth=1, label="ours"
             )
             if np.isfinite(mean):
-                _note(axes, f"{mean:.2f}", mean, row + 0.14, color=BLUE)
+                _note(axes, f"{mean:.2f}", mean, row + 0.14, color=BLUE, below=True)
             axes.plot(dot.values, [row + 0.14] * len(dot.values), "|", ms=8, color=BLUE, alpha=0.6)
         else:
             axes.text(
@@ -86,17 +86,17 @@ def plot_dots(axes: Axes, dots: Sequence[Dot], *, xlabel: str) -> None:
     axes.margins(x=0.12)
 
 
-def _note(axes: Axes, text: str, x: float, y: float, *, color: str) -> None:
-    """A number above its dot."""
+def _note(axes: Axes, text: str, x: float, y: float, *, color: str, below: bool = False) -> None:
+    """A number above or below its dot."""
     axes.annotate(
         text.replace("-", "−"),
         (x, y),
-        (0, 4.5),
+        (0, -4.5 if below else 4.5),
         textcoords="offset points",
         fontsize=6.5,
         color=color,
         ha="center",
-        va="bottom",
+        va="top" if below else "bottom",
     )
 
 
