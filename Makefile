@@ -17,7 +17,13 @@ help:  ## show this list
 	touch $@
 
 demo: .venv/ready  ## train the paper's CapsNet on MNIST for one epoch, evaluate it, draw figures
-	$(BIN)/python -m capsnet train mnist --epochs 1 --out $(RUN) --resume
+	$(BIN)/capsnet train mnist --epochs 1 --out $(RUN) --resume
+	$(BIN)/capsnet evaluate $(RUN)
+	$(BIN)/capsnet reproduce fig3 --weights $(RUN) --out $(RUN)
+	$(BIN)/capsnet reproduce fig4 --weights $(RUN) --out $(RUN)
+	@echo
+	@echo "Look at $(RUN)/fig3.png and $(RUN)/fig4.png; the numbers are in $(RUN)/result.json."
+	@echo "Next: $(BIN)/capsnet serve --weights $(RUN) (the playground), $(BIN)/capsnet list (what else there is)."
 
 test: lint  ## everything CI checks: ruff, mypy, the tests and the commands in the docs
 	tests/install-browser
@@ -29,10 +35,10 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 bench: .venv/ready  ## measure speed and memory against plain PyTorch
-	$(BIN)/python -m capsnet bench
+	$(BIN)/capsnet bench
 
 serve: .venv/ready  ## open the playground at 127.0.0.1
-	$(BIN)/python -m capsnet serve
+	$(BIN)/capsnet serve
 
 clean:  ## remove the environment and caches; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capsnet import functional, layers, models
+    from capsnet.allocator import keep_memory
     from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
     from capsnet.models.weights import load
 
@@ -19,6 +20,7 @@ __all__ = [
     "CapsNetConfig",
     "build_model",
     "functional",
+    "keep_memory",
     "layers",
     "list_models",
     "load",
@@ -34,6 +36,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'capsnet' has no attribute {name!r}")
     if name in ("functional", "layers", "models"):
         return import_module(f"capsnet.{name}")
-    return getattr(
-        import_module("capsnet.models.weights" if name == "load" else "capsnet.models"), name
-    )
+    homes = {"keep_memory": "capsnet.allocator", "load": "capsnet.models.weights"}
+    return getattr(import_module(homes.get(name, "capsnet.models")), name)

@@ -1,6 +1,5 @@
 """The command line. Commands are imported when called, so that help and mistakes answer at once."""
 
-import importlib.util
 import os
 import signal
 import sys
@@ -10,6 +9,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, Parameter
 
 from capsnet import __version__
+from capsnet.allocator import keep_memory
 
 app = App(
     name="capsnet",
@@ -19,7 +19,7 @@ app = App(
     default_parameter=Parameter(negative_iterable=()),
 )
 
-# Command, where it is written, what it does. A command whose module is not there is left out.
+# Command, where it is written, what it does.
 _COMMANDS = (
     ("train", "capsnet.cli.train:train", "Train a preset of the paper, or on your own images."),
     ("evaluate", "capsnet.cli.train:evaluate", "Test error of a run, weights or an ensemble."),
@@ -33,8 +33,7 @@ _COMMANDS = (
     ("bench", "capsnet.cli.bench:bench", "Measure the speed of a training step."),
 )
 for _place, (_name, _path, _help) in enumerate(_COMMANDS):
-    if importlib.util.find_spec(_path.partition(":")[0]) is not None:
-        app.command(_path, name=_name, help=_help, sort_key=_place)
+    app.command(_path, name=_name, help=_help, sort_key=_place)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     A user's mistake is answered by one sentence on stderr, never by a traceback.
     """
-    _keep_memory()
+    keep_memory()
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action=_as_status)
@@ -81,9 +80,3 @@ def _as_status(result: object) -> int:
 def _fail(sentence: str, status: int) -> NoReturn:
     print(f"capsnet: {' '.join(sentence.split())}", file=sys.stderr)
     sys.exit(status)
-
-
-def _keep_memory() -> None:
-    """Has the C library keep freed memory: page faults cost as much as the arithmetic."""
-    if importlib.util.find_spec("capsnet.allocator") is not None:
-        importlib.import_module("capsnet.allocator").keep_memory()
