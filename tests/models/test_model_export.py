@@ -102,10 +102,17 @@ def _lengths_alone(
     return (network.model(images).lengths,)
 
 
+@pytest.mark.usefixtures("without_annotation_checks")
 def test_each_mistake_is_named(
     model: CapsNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "small.onnx"
+    with pytest.raises(ValueError, match="format must be one of onnx, torch-export, got 'tflite'"):
+        export_model(model, path, format="tflite", images=IMAGES)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"a file of torch-export must end in \.pt2, got small\.onnx"
+    ):
+        export_model(model, path, format="torch-export", images=IMAGES)
     with pytest.raises(ValueError, match="at least 2 images, got 1"):
         export_model(model, path, format="onnx", images=IMAGES[:1])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

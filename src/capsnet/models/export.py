@@ -74,6 +74,8 @@ def export_model(
     """
     if format not in SUFFIXES:
         raise ValueError(f"format must be one of {', '.join(SUFFIXES)}, got {format!r}")
+    if path.suffix != SUFFIXES[format]:
+        raise ValueError(f"a file of {format} must end in {SUFFIXES[format]}, got {path.name}")
     if len(images) < 2:
         raise ValueError(f"the check of an export needs at least 2 images, got {len(images)}")
     if format == "onnx":
