@@ -59,7 +59,7 @@ class PrimaryCapsules(nn.Module):
         maps: Tensor = self.conv(features)
         if self.uniform_coupling:
             assert self.conv.bias is not None
-            # (maps + bias) is there: the bias stays whole, the convolution is shared.
+            # The bias is in the maps already, and only the convolution is to be divided.
             share = 1 / self.num_types
             maps = maps * share + ((1 - share) * self.conv.bias)[:, None, None]
         grid = maps.permute(0, 2, 3, 1)  # (B, H, W, T * D)
