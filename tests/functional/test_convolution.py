@@ -40,7 +40,7 @@ def frequency(
         num_tiles=tiles,
         dtype=weight.dtype,
     )
-    outputs: Tensor = FrequencyConvolution.apply(images, weight, plan, None)  # type: ignore[no-untyped-call]
+    outputs: Tensor = FrequencyConvolution.apply(images, weight, None, plan, None)  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -77,6 +77,14 @@ def test_frequency_form_has_values_and_gradients_of_the_direct_one(
     assert_close(got, expected, rtol=0, atol=1e-11)
 
 
+def test_patches_gradcheck() -> None:
+    inputs = torch.randn(2, 3, 7, 6), torch.randn(4, 3, 3, 2), torch.randn(4)
+    assert torch.autograd.gradcheck(
+        lambda *inputs: convolve2d(*inputs, stride=2, padding=1, algorithm="patches"),
+        [tensor.double().requires_grad_() for tensor in inputs],
+    )
+
+
 @pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
 def test_frequency_form_gradcheck(needed: tuple[bool, bool]) -> None:
     images = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=needed[0])
@@ -84,6 +92,18 @@ def test_frequency_form_gradcheck(needed: tuple[bool, bool]) -> None:
     assert torch.autograd.gradcheck(
         lambda images, weight: frequency(images, weight, 2, 1, (2, 1)), (images, weight)
     )
+
+
+@pytest.mark.parametrize("algorithm", ["patches", "frequency"])
+def test_outputs_may_be_changed_in_place_and_bias_gets_its_gradient(algorithm: Algorithm) -> None:
+    images, weight = torch.randn(2, 3, 7, 8), torch.randn(4, 3, 3, 2)
+    ahead = torch.randn(2, 4, 5, 7)
+    gradients: list[Tensor] = []
+    for each in (algorithm, "direct"):
+        bias = torch.linspace(-1, 1, 4).requires_grad_()
+        outputs = convolve2d(images, weight, bias, algorithm=each).relu_()
+        gradients += torch.autograd.grad(outputs, bias, ahead)
+    assert_close(*gradients)
 
 
 def test_second_derivative_of_the_frequency_form_is_refused() -> None:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from capsnet.functional.frequency import FrequencyConvolution, make_plan, recall_factors
+from capsnet.functional.patches import PatchConvolution
 
 Algorithm = Literal["auto", "direct", "patches", "frequency"]
 
@@ -64,34 +65,26 @@ def convolve2d(
         algorithm = choose_algorithm(images, weight, stride=stride, padding=padding)
     if algorithm == "direct":
         return F.conv2d(images, weight, bias, stride, padding)
-    if algorithm == "patches":
-        return _convolve_patches(images, weight, bias, stride=stride, padding=padding)
-    plan = make_plan(
-        (height, width),
-        (kernel_height, kernel_width),
-        stride=stride,
-        padding=padding,
-        num_tiles=choose_tiles(images, weight, stride=stride, padding=padding)[0],
-        dtype=weight.dtype,
-    )
-    # Inside, factors are sums of many values: too much for the half precision of autocast.
+    # Autocast off: factors are sums of many values, too much for half precision.
     with torch.autocast(images.device.type, enabled=False):
-        outputs: Tensor = FrequencyConvolution.apply(  # type: ignore[no-untyped-call]
-            images.to(weight.dtype), weight, plan, recall_factors(plan, weight)
+        images = images.to(weight.dtype)
+        if algorithm == "patches":
+            outputs: Tensor = PatchConvolution.apply(  # type: ignore[no-untyped-call]
+                images, weight, bias, stride, padding
+            )
+            return outputs
+        plan = make_plan(
+            (height, width),
+            (kernel_height, kernel_width),
+            stride=stride,
+            padding=padding,
+            num_tiles=choose_tiles(images, weight, stride=stride, padding=padding)[0],
+            dtype=weight.dtype,
         )
-        return outputs if bias is None else outputs + bias[:, None, None]
-
-
-def _convolve_patches(
-    images: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, padding: int
-) -> Tensor:
-    num_outputs, _, rows, columns = weight.shape
-    padded = F.pad(images, (padding,) * 4) if padding else images
-    patches = padded.unfold(2, rows, stride).unfold(3, columns, stride)
-    patches = patches.permute(0, 2, 3, 1, 4, 5)  # (B, outH, outW, C, kH, kW)
-    grid = patches.shape[:3]
-    units = F.linear(patches.reshape(grid.numel(), -1), weight.reshape(num_outputs, -1), bias)
-    return units.reshape(*grid, num_outputs).permute(0, 3, 1, 2)  # channels last in memory
+        outputs = FrequencyConvolution.apply(  # type: ignore[no-untyped-call]
+            images, weight, bias, plan, recall_factors(plan, weight)
+        )
+        return outputs
 
 
 def store_taps_first(weight: Float[Tensor, "out C kH kW"]) -> Float[Tensor, "out C kH kW"]:

@@ -7,12 +7,12 @@ column, channel) throughout, weights as (tap, in, out); so every step is a matri
 and nothing large is transposed.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,10 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
 from capsnet.functional import toom_cook
+from capsnet.functional.patches import own_view
+
+Factors: TypeAlias = Iterable[Iterable[Tensor]]
+"""Factors of every phase and band."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class Phase:
     """From rows to the values at every row point."""
     column_data: tuple[Tensor, ...]
     """From a row point's values to the data factors of its band, for each band."""
-    taps: Tensor
-    """From taps to the kernel factors of all bands, one below the other."""
+    taps: tuple[Tensor, ...]
+    """From taps to the kernel factors of each band."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def make_plan(
                 )
                 for band in bands
             ),
-            taps=torch.cat([matrix(toom_cook.tap_matrix(rows, columns, band)) for band in bands]),
+            taps=tuple(matrix(toom_cook.tap_matrix(rows, columns, band)) for band in bands),
         )
 
     rows, columns = algorithm(0, 0), algorithm(1, 0)
@@ -138,15 +142,13 @@ def make_plan(
     )
 
 
-def transform_weight(plan: Plan, weight: Tensor) -> list[Tensor]:
-    """Returns the kernel factors of every phase, (C, factors, out) each."""
+def kernel_factors(plan: Plan, weight: Tensor) -> Factors:
+    """Yields the kernel factors of every phase and band, (C, factors, out) each."""
     by_tap = weight.permute(2, 3, 1, 0)  # (kH, kW, C, out)
-    factors = []
     for phase in plan.phases:
         taps = by_tap[phase.row :: plan.stride, phase.column :: plan.stride].flatten(0, 1)
         taps = taps.transpose(0, 1).contiguous()  # (C, taps, out)
-        factors.append(phase.taps.expand(len(taps), -1, -1) @ taps)
-    return factors
+        yield (matrix.expand(len(taps), -1, -1) @ taps for matrix in phase.taps)
 
 
 @dataclass(frozen=True)
@@ -154,14 +156,14 @@ class _Remembered:
     plan: Plan
     version: int
     address: int
-    factors: list[Tensor]
+    factors: list[list[Tensor]]
 
 
 _remembered: MutableMapping[Tensor, _Remembered] = WeakIdKeyDictionary()
 
 
-def recall_factors(plan: Plan, weight: Tensor) -> list[Tensor] | None:
-    """Returns `transform_weight` of a weight at rest, transformed once; None of one in training.
+def recall_factors(plan: Plan, weight: Tensor) -> list[list[Tensor]] | None:
+    """Returns `kernel_factors` of a weight at rest, made once; None for one in training.
 
     A change of the weight shows in its version, which every in-place operation counts up, unless
     it works on `.data`.
@@ -177,46 +179,40 @@ def recall_factors(plan: Plan, weight: Tensor) -> list[Tensor] | None:
     ):
         # What is made in inference mode could not serve a later backward pass.
         with torch.inference_mode(False), torch.no_grad():
-            factors = transform_weight(plan, weight)
+            factors = [list(bands) for bands in kernel_factors(plan, weight)]
         known = _Remembered(plan, weight._version, weight.data_ptr(), factors)
         _remembered[weight] = known
     return known.factors
 
 
-def transform_tiles(plan: Plan, tiles: Tensor) -> list[list[Tensor]]:
-    """Returns the data factors of every phase and band, (tile, factors, C) each."""
+def data_factors(plan: Plan, tiles: Tensor) -> Factors:
+    """Yields the data factors of every phase and band, (tile, factors, C) each."""
     num_tiles, *_, channels = tiles.shape
     by_phase = tiles.unflatten(1, (-1, plan.stride)).flatten(3)  # (tile, row, phase, columns * C)
-    factors = []
-    rows = tiles
-    for phase in plan.phases:
-        if phase.column == 0:
-            part = by_phase[:, : phase.num_rows, phase.row]
-            rows = phase.row_data.expand(num_tiles, -1, -1) @ part
-            rows = rows.unflatten(2, (-1, plan.stride, channels))  # (tile, value, column, phase, C)
-        values = rows[:, :, :, phase.column]
-        factors.append([
-            matrix.expand(num_tiles, -1, -1) @ values[:, band].flatten(1, 2)
-            for band, matrix in zip(plan.bands, phase.column_data, strict=False)
-        ])  # fmt: skip
-    return factors
-
-
-def multiply_factors(plan: Plan, data: list[list[Tensor]], kernel: list[Tensor]) -> list[Tensor]:
-    """Returns the products of every band, summed over channels and phases, (factors, tile, out)."""
-    num_tiles, num_outputs = len(data[0][0]), kernel[0].shape[2]
-    # The first phase has all factors; a later one may lack the last of a band, or the last band.
-    products = [
-        kernel[0].new_empty(matrix.shape[1], num_tiles, num_outputs)
-        for matrix in plan.column_output
-    ]
-    for index, (bands, factors) in enumerate(zip(data, kernel, strict=True)):
-        sizes = [band.shape[1] for band in bands]
-        for total, left, right in zip(products, bands, factors.split(sizes, dim=1), strict=False):
-            part = total[: left.shape[1]]
-            torch.baddbmm(
-                part, left.transpose(0, 1), right.transpose(0, 1), beta=min(index, 1), out=part
+    for _, group in groupby(plan.phases, key=lambda phase: phase.row):
+        phases = list(group)
+        first = phases[0]
+        rows = first.row_data.expand(num_tiles, -1, -1) @ by_phase[:, : first.num_rows, first.row]
+        rows = rows.unflatten(2, (-1, plan.stride, channels))  # (tile, value, column, phase, C)
+        for phase in phases:
+            values = rows[:, :, :, phase.column]
+            yield (
+                matrix.expand(num_tiles, -1, -1) @ values[:, band].flatten(1, 2)
+                for band, matrix in zip(plan.bands, phase.column_data, strict=False)
             )
+
+
+def multiply_factors(plan: Plan, tiles: Tensor, kernel: Factors) -> list[Tensor]:
+    """Returns the products of every band, summed over channels and phases, (factors, tile, out)."""
+    # The first phase has all factors; a later one may lack the last of a band, or the last band.
+    products: list[Tensor] = []
+    for index, (data, factors) in enumerate(zip(data_factors(plan, tiles), kernel, strict=True)):
+        for band, (left, right) in enumerate(zip(data, factors, strict=True)):
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
+            if index == 0:
+                products.append(left @ right)
+            else:
+                products[band][: len(left)].baddbmm_(left, right)
     return products
 
 
@@ -225,8 +221,8 @@ def interpolate(plan: Plan, products: list[Tensor]) -> Tensor:
     values = products[0].new_empty(
         plan.row_output.shape[1], plan.tile_outputs[1], products[0][0].numel()
     )
-    for band, matrix, product_ in zip(plan.bands, plan.column_output, products, strict=True):
-        torch.mm(matrix, product_.flatten(1), out=values[band].flatten(0, 1))
+    for band, matrix, factors in zip(plan.bands, plan.column_output, products, strict=True):
+        torch.mm(matrix, factors.flatten(1), out=values[band].flatten(0, 1))
     outputs: Tensor = plan.row_output @ values.flatten(1)
     outputs = outputs.unflatten(1, (plan.tile_outputs[1], *products[0].shape[1:]))
     return outputs
@@ -242,19 +238,17 @@ def transform_gradient(plan: Plan, gradient: Tensor) -> list[Tensor]:
     ]
 
 
-def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: list[Tensor]) -> Tensor:
+def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, channels: int) -> Tensor:
     """Returns the gradient of the tiles from that of the products."""
     _, num_tiles, _ = gradients[0].shape
-    channels = len(kernel[0])
     rows, columns = plan.phase_grid
     shape = num_tiles, rows, plan.stride, columns, plan.stride, channels
-    whole = len(plan.phases) == plan.stride**2
-    tiles = kernel[0].new_empty(shape) if whole else kernel[0].new_zeros(shape)
+    has_all = len(plan.phases) == plan.stride**2
+    tiles = gradients[0].new_empty(shape) if has_all else gradients[0].new_zeros(shape)
     for phase, factors in zip(plan.phases, kernel, strict=True):
-        values = kernel[0].new_empty(len(phase.row_data), columns, num_tiles * channels)
-        sizes = [len(matrix) for matrix in phase.column_data]
+        values = tiles.new_empty(len(phase.row_data), columns, num_tiles * channels)
         for band, matrix, gradient, right in zip(
-            plan.bands, phase.column_data, gradients, factors.split(sizes, dim=1), strict=False
+            plan.bands, phase.column_data, gradients, factors, strict=False
         ):
             left = _sum_in_parts(gradient[: len(matrix)], right.permute(1, 2, 0))
             torch.mm(matrix.t(), left.flatten(1), out=values[band].flatten(0, 1))
@@ -274,27 +268,17 @@ def _sum_in_parts(left: Tensor, right: Tensor, length: int = 32) -> Tensor:
     return total
 
 
-def weight_gradient(plan: Plan, gradients: list[Tensor], data: list[list[Tensor]]) -> Tensor:
+def weight_gradient(plan: Plan, gradients: list[Tensor], tiles: Tensor) -> Tensor:
     """Returns the gradient of the weight, (out, C, kH, kW), stored with its taps first."""
-    channels, num_outputs = data[0][0].shape[2], gradients[0].shape[2]
-    by_tap = gradients[0].new_empty(*plan.kernel, channels, num_outputs)
-    for phase, bands in zip(plan.phases, data, strict=True):
-        taps = gradients[0].new_empty(channels, phase.taps.shape[1], num_outputs)
-        sizes = [len(matrix) for matrix in phase.column_data]
-        for index, (matrix, left, gradient) in enumerate(
-            zip(phase.taps.split(sizes), bands, gradients, strict=False)
-        ):
+    channels, num_outputs = tiles.shape[3], gradients[0].shape[2]
+    by_tap = tiles.new_empty(*plan.kernel, channels, num_outputs)
+    for phase, data in zip(plan.phases, data_factors(plan, tiles), strict=True):
+        taps = tiles.new_zeros(channels, phase.taps[0].shape[1], num_outputs)
+        for matrix, left, gradient in zip(phase.taps, data, gradients, strict=False):
             factors = left.permute(1, 2, 0) @ gradient[: len(matrix)]  # (factors, C, out)
-            torch.baddbmm(
-                taps,
-                matrix.t().expand(channels, -1, -1),
-                factors.transpose(0, 1),
-                beta=min(index, 1),
-                out=taps,
-            )
-        by_tap[phase.row :: plan.stride, phase.column :: plan.stride] = taps.transpose(
-            0, 1
-        ).unflatten(0, phase.tap_grid)
+            taps.baddbmm_(matrix.t().expand(channels, -1, -1), factors.transpose(0, 1))
+        grid = taps.transpose(0, 1).unflatten(0, phase.tap_grid)
+        by_tap[phase.row :: plan.stride, phase.column :: plan.stride] = grid
     return by_tap.permute(3, 2, 0, 1)
 
 
@@ -374,6 +358,7 @@ if TYPE_CHECKING:
 
     class _Context(FunctionCtx):
         plan: Plan
+        kernel: Factors | None
         saved_tensors: tuple[Tensor, ...]
         needs_input_grad: tuple[bool, ...]
 else:
@@ -381,34 +366,47 @@ else:
 
 
 class FrequencyConvolution(torch.autograd.Function):
-    """Convolution as products in the frequency domain; so are both gradients."""
+    """Convolution as products in the frequency domain; so are both gradients.
+
+    Between the passes only the tiles are kept, which are the images themselves if there is one tile
+    and no padding: to transform tiles and weight again costs less than to hold their factors.
+    """
 
     @staticmethod
     def forward(
-        ctx: _Context, images: Tensor, weight: Tensor, plan: Plan, kernel: list[Tensor] | None
+        ctx: _Context,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        plan: Plan,
+        kernel: Factors | None,
     ) -> Tensor:
         """Returns (B, out, outH, outW); the kernel factors may come with the weight."""
-        data = transform_tiles(plan, cut_tiles(plan, images))
-        kernel = transform_weight(plan, weight) if kernel is None else kernel
-        ctx.plan = plan
-        ctx.save_for_backward(*kernel, *(band for bands in data for band in bands))
-        products = multiply_factors(plan, data, kernel)
-        return join_outputs(plan, interpolate(plan, products))
+        tiles = cut_tiles(plan, images)
+        ctx.plan, ctx.kernel = plan, kernel
+        ctx.save_for_backward(tiles, weight)
+        products = multiply_factors(plan, tiles, kernel or kernel_factors(plan, weight))
+        outputs = interpolate(plan, products)  # (row, column, tile, out)
+        if bias is not None:
+            outputs += bias
+        return own_view(join_outputs(plan, outputs))
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: _Context, gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """Returns the gradients of images and weight."""
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        """Returns the gradients of images, weight and bias."""
         plan = ctx.plan
-        kernel = list(ctx.saved_tensors[: len(plan.phases)])
-        rest = iter(ctx.saved_tensors[len(plan.phases) :])
-        data = [[next(rest) for _ in phase.column_data] for phase in plan.phases]
+        tiles, weight = ctx.saved_tensors
         gradients = transform_gradient(plan, cut_outputs(plan, gradient))
-        images = weight = None
-        if ctx.needs_input_grad[0]:
-            images = join_tiles(plan, tile_gradient(plan, gradients, kernel))
+        by_images = by_weight = by_bias = None
         if ctx.needs_input_grad[1]:
-            weight = weight_gradient(plan, gradients, data)
-        return images, weight, None, None
+            by_weight = weight_gradient(plan, gradients, tiles)
+        if ctx.needs_input_grad[0]:
+            kernel = ctx.kernel or kernel_factors(plan, weight)
+            by_tiles = tile_gradient(plan, gradients, kernel, channels=tiles.shape[3])
+            by_images = join_tiles(plan, by_tiles)
+        if ctx.needs_input_grad[2]:
+            by_bias = gradient.sum(dim=(0, 2, 3))
+        return by_images, by_weight, by_bias, None, None

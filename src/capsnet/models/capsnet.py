@@ -176,7 +176,7 @@ class CapsNet(nn.Module):
                 f"this CapsNet needs images of shape (B, {channels}, {height}, {width}), "
                 f"got {tuple(images.shape)}"
             )
-        grid: Tensor = self.primary(self.conv(images).relu())
+        grid: Tensor = self.primary(self.conv(images).relu_())
         return grid
 
     def decode(

@@ -97,7 +97,7 @@ class CNN(nn.Module):
             )
         units = images
         for conv in self.convs:
-            units = self.pool(conv(units).relu())
+            units = self.pool(conv(units).relu_())
         units = units.flatten(1)
         for layer in self.hidden:
             units = layer(units).relu()

@@ -36,6 +36,7 @@ from capsnet.training.config import (
 )
 from capsnet.training.evaluation import Evaluation, evaluate
 from capsnet.training.objective import compute_losses, learning_rate
+from capsnet.training.optimiser import FusedAdam
 from capsnet.training.processes import (
     Processes,
     StopRequest,
@@ -119,12 +120,8 @@ class Training:
         self.device = find_device(config.device, processes.local_rank)
         torch.manual_seed(config.seed)
         model = model_from_config(config.model).to(self.device)
-        optimiser = torch.optim.Adam(
-            model.parameters(),
-            lr=config.learning_rate,
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            fused=self.device.type in ("cpu", "cuda"),
+        optimiser = FusedAdam(
+            model.parameters(), lr=config.learning_rate, betas=(0.9, 0.999), eps=1e-8
         )
         average = None
         if config.average_decay:
