@@ -4,6 +4,8 @@ Good plain code: library convolutions, votes by one einsum and held in memory, r
 products. Same parameters under the same names, so both can hold one state dict and be compared.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -113,9 +115,7 @@ class TextbookCNN(nn.Module):
         self.pool = nn.MaxPool2d(config.pool) if config.pool > 1 else nn.Identity()
         rows, columns = config.final_grid
         sizes = (channels[-1] * rows * columns, *config.hidden_sizes)
-        self.hidden = nn.ModuleList(
-            nn.Linear(below, above) for below, above in zip(sizes[:-1], sizes[1:], strict=True)
-        )
+        self.hidden = nn.ModuleList(nn.Linear(below, above) for below, above in pairwise(sizes))
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(sizes[-1], config.num_classes)
 

@@ -1,0 +1,98 @@
+"""The command bench."""
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from capsnet.experiments.benchmark import CASES, Case, run_speed
+from capsnet.experiments.growth import QUICK_SWEEPS, SWEEPS, draw_growth, run_growth
+from capsnet.experiments.outcome import quick_prefix
+from capsnet.experiments.speed_page import growth_table, speed_table, write_page
+from capsnet.training.records import write_json
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Many = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
+
+_QUICK_CASES = ("mnist", "routing")
+
+
+def bench(
+    *cases: str,
+    growth: bool = True,
+    repeats: int = 7,
+    threads: int | None = None,
+    out: Path = Path("results"),
+    docs: Path = Path("docs"),
+    quick: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Measure speed and memory against plain PyTorch, and how both grow.
+
+    Both stand ready in processes of their own and take turns. Writes results/bench-speed.json,
+    results/bench-growth.json, a picture, and the tables of docs/speed.md if that page is there.
+
+    Args:
+        cases: mnist, multimnist, svhn, cnn-mnist, cnn-multimnist, conv20, conv28, routing,
+            evaluate256 or evaluate1; all if none is named, and only these without growth.
+        growth: Measure how time and memory grow.
+        repeats: Turns of each.
+        threads: CPU threads; default: one for each core.
+        out: Folder for the results.
+        docs: Folder of the page and its images.
+        quick: A miniature of a minute, labelled as such.
+        json: Print the results as JSON.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    num_threads = threads or os.cpu_count() or 1
+    chosen = _find_cases(cases or (_QUICK_CASES if quick else ()))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    prefix = quick_prefix(quick)
+    batch = 4 if quick else None
+    speed = run_speed(chosen, repeats=repeats, threads=num_threads, batch=batch, say=say)
+    written = [_write(out / f"{prefix}bench-speed.json", speed)]
+    records = {"speed": speed}
+    if growth and not cases:
+        sweeps = QUICK_SWEEPS if quick else SWEEPS
+        grown = run_growth(sweeps, repeats=min(repeats, 3), threads=num_threads, say=say)
+        written.append(_write(out / f"{prefix}bench-growth.json", grown))
+        picture = (out if quick else docs / "images") / f"{prefix}bench-growth.png"
+        draw_growth(grown, picture)
+        written.append(picture)
+        records["growth"] = grown
+    if not quick and not cases:
+        written += write_page(out, docs / "speed.md")
+    if json:
+        print(dumps(records, indent=2))
+        return 0
+    print("\n".join(speed_table(speed)))
+    if "growth" in records:
+        print("\n".join(["", *growth_table(records["growth"])]))
+    label = "quick miniature, not a result; " if quick else ""
+    print(f"{label}written: {', '.join(map(str, written))}")
+    return 0
+
+
+def _find_cases(names: tuple[str, ...]) -> tuple[Case, ...]:
+    known = {case.name: case for case in CASES}
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"unknown case {name!r}{hint} (known: {', '.join(known)})")
+    return tuple(known[name] for name in names) or CASES
+
+
+def _write(path: Path, record: Mapping[str, object]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+    return path

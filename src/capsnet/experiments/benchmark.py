@@ -1,0 +1,400 @@
+"""Speed and memory of this package beside plain PyTorch, each in a process of its own.
+
+Both processes of a case stand ready at the same time and take turns, so that whatever else the
+machine does meets both alike. Plain PyTorch is `textbook`, with the allocator as it comes.
+"""
+
+import mmap
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from capsnet.allocator import keep_memory
+from capsnet.experiments import textbook
+from capsnet.functional import (
+    DenseVotes,
+    convolve2d,
+    dynamic_routing,
+    margin_loss,
+    reconstruction_loss,
+    store_parents_first,
+    store_taps_first,
+)
+from capsnet.models import CapsNet, CapsNetConfig, model_config, model_from_config
+from capsnet.training.optimiser import FusedAdam
+from capsnet.training.records import describe_environment
+
+Kind = Literal["train", "evaluate", "convolution", "routing", "matmul"]
+Implementation = Literal["capsnet", "textbook"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("capsnet", "textbook")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is measured: one kind of work at one size."""
+
+    kind: Kind
+    """A training step, evaluation of a batch, or forward and backward of one operation alone."""
+    batch: int = 128
+    """Images."""
+    model: str = "capsnet_mnist"
+    """Network of a training step or evaluation."""
+    size: int = 20
+    """Rows and columns of the 256 feature maps under the primary convolution."""
+    capsules: int = 1152
+    """Capsules below, in routing."""
+    classes: int = 10
+    """Capsules above, in routing."""
+    iterations: int = 3
+    """Iterations of routing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A line of the table."""
+
+    name: str
+    title: str
+    task: Task
+    target: float | None = None
+    """How many times faster than plain PyTorch this has to be."""
+
+
+CASES = (
+    Case("mnist", "training step, CapsNet, MNIST", Task("train"), 4.0),
+    Case("multimnist", "… MultiMNIST", Task("train", model="capsnet_multimnist"), 4.0),
+    Case("svhn", "… SVHN", Task("train", model="capsnet_svhn")),
+    Case("cnn-mnist", "… baseline CNN, MNIST", Task("train", model="cnn_mnist"), 3.0),
+    Case("cnn-multimnist", "… baseline CNN, MultiMNIST", Task("train", model="cnn_multimnist")),
+    Case("conv20", "primary convolution, 20×20", Task("convolution"), 3.0),
+    Case("conv28", "… 28×28", Task("convolution", size=28), 3.5),
+    Case("routing", "routing, 1152 → 10 capsules", Task("routing"), 5.0),
+    Case("evaluate256", "evaluation, MNIST, 256 images", Task("evaluate", batch=256), 2.5),
+    Case("evaluate1", "… one image", Task("evaluate", batch=1)),
+)
+
+
+def prepare(task: Task, implementation: Implementation) -> Callable[[], None]:
+    """Returns the work of a task as a function that can be called again and again."""
+    torch.manual_seed(0)
+    ours = implementation == "capsnet"
+    match task.kind:
+        case "train":
+            return _prepare_training(task, ours)
+        case "evaluate":
+            return _prepare_evaluation(task, ours)
+        case "convolution":
+            return _prepare_convolution(task, ours)
+        case "routing":
+            return _prepare_routing(task, ours)
+        case "matmul":
+            left, right = torch.randn(2, 2048, 2048)
+            product = torch.empty(2048, 2048)
+            return lambda: _discard(torch.mm(left, right, out=product))
+
+
+def _prepare_training(task: Task, ours: bool) -> Callable[[], None]:
+    model, images = _prepare_model(task, ours)
+    optimiser = (FusedAdam if ours else torch.optim.Adam)(model.parameters(), lr=1e-4)
+    num_labels = 2 if "multimnist" in task.model else 1
+    labels = torch.rand(task.batch, 10).topk(num_labels).indices
+    targets = torch.rand(task.batch, num_labels, *images.shape[1:])
+    present = F.one_hot(labels, 10).sum(dim=1).float()
+
+    def step() -> None:
+        if task.model.startswith("cnn"):
+            loss = F.cross_entropy(model(images), present / num_labels)
+        else:
+            if isinstance(model, CapsNet):
+                output = model(images, reconstruct=labels)
+                lengths, reconstruction = output.lengths, output.reconstruction
+            else:
+                lengths, reconstruction = model(images, labels)
+            loss = margin_loss(lengths, present)
+            loss = loss + 0.0005 * reconstruction_loss(reconstruction, targets)
+        torch.autograd.backward(loss)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _prepare_evaluation(task: Task, ours: bool) -> Callable[[], None]:
+    model, images = _prepare_model(task, ours)
+    model.eval()
+
+    def evaluate() -> None:
+        with torch.inference_mode():
+            _discard(model(images))
+
+    return evaluate
+
+
+def _prepare_model(task: Task, ours: bool) -> tuple[nn.Module, Tensor]:
+    config = model_config(task.model)
+    images = torch.rand(task.batch, *config.image_shape)
+    if ours:
+        return model_from_config(config), images
+    if isinstance(config, CapsNetConfig):
+        return textbook.TextbookCapsNet(config), images
+    return textbook.TextbookCNN(config), images
+
+
+def _prepare_convolution(task: Task, ours: bool) -> Callable[[], None]:
+    images = torch.randn(task.batch, 256, task.size, task.size).relu_()
+    weight = 0.05 * torch.randn(256, 256, 9, 9)
+    if ours:  # as the first layer and an optimiser leave them
+        images = images.contiguous(memory_format=torch.channels_last)
+        weight = store_taps_first(weight)
+    images.requires_grad_()
+    weight.requires_grad_()
+    ahead = torch.randn(F.conv2d(images[:1, :, :, :].detach(), weight.detach(), stride=2).shape[1:])
+
+    def both_passes() -> None:
+        convolve = convolve2d if ours else F.conv2d
+        outputs = convolve(images, weight, stride=2)
+        torch.autograd.grad(outputs, (images, weight), ahead.expand_as(outputs))
+
+    return both_passes
+
+
+def _prepare_routing(task: Task, ours: bool) -> Callable[[], None]:
+    capsules = 0.3 * torch.randn(task.batch, task.capsules, 8)
+    weight = 0.1 * torch.randn(task.capsules, task.classes, 8, 16)
+    weight = store_parents_first(weight) if ours else weight
+    capsules.requires_grad_()
+    weight.requires_grad_()
+    ahead = torch.randn(task.batch, task.classes, 16)
+
+    def both_passes() -> None:
+        if ours:
+            outputs = dynamic_routing(DenseVotes(capsules, weight), task.iterations)
+        else:
+            votes = torch.einsum("bid,ijde->bije", capsules, weight)
+            outputs = textbook.route(votes, task.iterations)
+        torch.autograd.grad(outputs, (capsules, weight), ahead)
+
+    return both_passes
+
+
+def _discard(value: object) -> None:
+    """Says that a result is not needed."""
+
+
+class Worker:
+    """A process that holds one implementation of a task ready and times it when told to."""
+
+    def __init__(self, task: Task, implementation: Implementation, *, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, task, implementation, threads), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.flops = int(self._receive())
+        """Arithmetic of the work as this implementation does it."""
+
+    def run(self) -> float:
+        """Returns the seconds that the work took, once."""
+        self._connection.send("run")
+        return self._receive()
+
+    def stop(self) -> float:
+        """Ends the process and returns the most megabytes that the work needed."""
+        self._connection.send("stop")
+        memory = self._receive()
+        self._process.join()
+        return memory
+
+    def kill(self) -> None:
+        """Ends the process, whatever it does."""
+        self._process.kill()
+        self._process.join()
+
+    def _receive(self) -> float:
+        try:
+            return float(self._connection.recv())
+        except EOFError:
+            self._process.join()
+            raise OSError(
+                f"a process of the benchmark ended with status {self._process.exitcode}, "
+                "perhaps for want of memory"
+            ) from None
+
+
+def _serve(
+    connection: Connection, task: Task, implementation: Implementation, threads: int
+) -> None:
+    """What a worker's process does."""
+    torch.set_num_threads(threads)
+    if implementation == "capsnet":
+        keep_memory()
+    _load_libraries()
+    before = _present_memory()
+    work = prepare(task, implementation)
+    with FlopCounterMode(display=False) as counter:
+        work()
+    started = time.perf_counter()
+    work()
+    # Work of milliseconds is repeated, as a single one would measure the clock and the scheduler.
+    times = max(1, round(0.1 / (time.perf_counter() - started)))
+    connection.send(counter.get_total_flops())
+    while connection.recv() == "run":
+        started = time.perf_counter()
+        for _ in range(times):
+            work()
+        connection.send((time.perf_counter() - started) / times)
+    connection.send(_peak_memory() - before)
+
+
+def _load_libraries() -> None:
+    """Does a little of everything, so that code first used later does not count as memory."""
+    features = torch.randn(2, 3, 8, 8, requires_grad=True)
+    maps = F.conv2d(features, torch.randn(4, 3, 3, 3, requires_grad=True)).relu()
+    torch.einsum("bchw,cd->bd", maps, torch.randn(4, 5)).softmax(dim=-1).square().sum().backward()
+
+
+def _present_memory() -> float:
+    """Megabytes that this process has in memory now, or at most had so far."""
+    pages = Path("/proc/self/statm")
+    if not pages.exists():
+        return _peak_memory()
+    return int(pages.read_text().split()[1]) * mmap.PAGESIZE / 1e6
+
+
+def _peak_memory() -> float:
+    """The most megabytes that this process ever had in memory; not a number on Windows."""
+    if sys.platform == "win32":
+        return float("nan")
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+@contextmanager
+def both_workers(task: Task, *, threads: int) -> Iterator[dict[Implementation, Worker]]:
+    """Workers of both implementations, which are gone afterwards."""
+    workers: dict[Implementation, Worker] = {}
+    try:
+        for implementation in IMPLEMENTATIONS:
+            workers[implementation] = Worker(task, implementation, threads=threads)
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.kill()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A task in one implementation."""
+
+    seconds: list[float]
+    """Of every repetition."""
+    memory_mb: float
+    """Most memory of the process beyond that of the imported libraries."""
+    flops: int
+    """Arithmetic of one repetition."""
+
+    @property
+    def median(self) -> float:
+        """The middle of the repetitions."""
+        return statistics.median(self.seconds)
+
+    @property
+    def fastest(self) -> float:
+        """The repetition that was disturbed least."""
+        return min(self.seconds)
+
+
+def measure(task: Task, *, repeats: int, threads: int) -> dict[Implementation, Measurement]:
+    """Returns time and memory of a task in both implementations, taken in turns."""
+    with both_workers(task, threads=threads) as workers:
+        seconds: dict[Implementation, list[float]] = {name: [] for name in workers}
+        for _ in range(repeats):
+            for name, worker in workers.items():
+                seconds[name].append(worker.run())
+        return {
+            name: Measurement(seconds[name], round(worker.stop(), 1), worker.flops)
+            for name, worker in workers.items()
+        }
+
+
+def measure_peak(*, repeats: int, threads: int) -> float:
+    """Returns the most floating-point operations a second that a large matrix product reaches."""
+    worker = Worker(Task("matmul"), "textbook", threads=threads)
+    try:
+        return worker.flops / min(worker.run() for _ in range(repeats))
+    finally:
+        worker.kill()
+
+
+def run_speed(
+    cases: Sequence[Case],
+    *,
+    repeats: int,
+    threads: int,
+    batch: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, object]:
+    """Measures cases and returns the record that results/bench-speed.json holds.
+
+    Args:
+        cases: what to measure.
+        repeats: turns of each implementation.
+        threads: CPU threads of each process.
+        batch: images of a batch in all cases, for a miniature.
+        say: where to tell of the progress.
+    """
+    peak = measure_peak(repeats=repeats, threads=threads)
+    rows = []
+    for case in cases:
+        say(f"measuring {case.name}")
+        task = replace(case.task, batch=batch) if batch is not None else case.task
+        done = measure(task, repeats=repeats, threads=threads)
+        peak = max(peak, measure_peak(repeats=2, threads=threads))
+        rows.append((case, task, done))
+    environment = describe_environment()
+    hardware = environment["hardware"]
+    assert isinstance(hardware, dict)
+    return {
+        "repeats": repeats,
+        "quick": batch is not None,
+        "peak_gflops": round(peak / 1e9, 1),
+        "rows": [_row(case, task, done, peak) for case, task, done in rows],
+        **environment,
+        "hardware": {**hardware, "threads": threads},
+    }
+
+
+def _row(
+    case: Case, task: Task, done: Mapping[Implementation, Measurement], peak: float
+) -> dict[str, object]:
+    ours, theirs = done["capsnet"], done["textbook"]
+    row: dict[str, object] = {"name": case.name, "title": case.title, "batch": task.batch}
+    for name, measured in done.items():
+        row[name] = {
+            "seconds": round(measured.median, 6),
+            "all_seconds": [round(value, 6) for value in measured.seconds],
+            "images_per_second": round(task.batch / measured.median, 1),
+            "memory_mb": measured.memory_mb,
+            # Arithmetic of the plain form for both: beyond 1 no plain form can go.
+            "share_of_peak": round(theirs.flops / measured.median / peak, 3),
+        }
+    row["ratio"] = round(theirs.median / ours.median, 2)
+    row["memory_ratio"] = round(ours.memory_mb / theirs.memory_mb, 2) if theirs.memory_mb else None
+    row["target"] = case.target
+    return row

@@ -1,0 +1,151 @@
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from capsnet.cli.bench import bench
+from capsnet.experiments import growth
+from capsnet.experiments.benchmark import (
+    CASES,
+    IMPLEMENTATIONS,
+    Case,
+    Implementation,
+    Measurement,
+    Task,
+    Worker,
+    prepare,
+    run_speed,
+)
+from capsnet.experiments.growth import Sweep, draw_growth, run_growth
+from capsnet.experiments.speed_page import growth_table, speed_table, write_page
+from capsnet.experiments.textbook import TextbookCapsNet, TextbookCNN
+from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig
+from capsnet.training.records import read_json, write_json
+
+
+def rows_of(record: Mapping[str, object]) -> list[dict[str, Any]]:
+    rows = record["rows"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def test_textbook_capsnet_computes_the_same_network() -> None:
+    config = CapsNetConfig(
+        image_height=17, image_width=19, conv_channels=6, conv_kernel=5, primary_types=3,
+        primary_dim=4, primary_kernel=5, output_dim=7, num_classes=8,
+    )  # fmt: skip
+    ours, plain = CapsNet(config).double(), TextbookCapsNet(config).double()
+    plain.load_state_dict(ours.state_dict())
+    images, labels = torch.rand(2, 1, 17, 19).double(), torch.tensor([[1, 5], [7, 0]])
+    output = ours(images, reconstruct=labels)
+    lengths, reconstruction = plain(images, labels)
+    assert_close(lengths, output.lengths, rtol=1e-6, atol=1e-6)
+    assert_close(reconstruction, output.reconstruction, rtol=1e-6, atol=1e-6)
+
+
+def test_textbook_baseline_computes_the_same_network() -> None:
+    config = CNNConfig(
+        image_height=9, image_width=11, conv_channels=(4, 5), conv_kernels=(5, 3), pool=2,
+        hidden_sizes=(6, 7),
+    )  # fmt: skip
+    ours, plain = CNN(config).double().eval(), TextbookCNN(config).double().eval()
+    plain.load_state_dict(ours.state_dict())
+    images = torch.rand(2, 1, 9, 11).double()
+    assert_close(plain(images), ours(images), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_every_case_runs_in_both_implementations(
+    case: Case, implementation: Implementation
+) -> None:
+    if case.name in ("cnn-mnist", "cnn-multimnist", "multimnist"):
+        pytest.skip("as svhn and mnist, but takes long")
+    prepare(replace(case.task, batch=1, size=10, capsules=7), implementation)()
+
+
+def test_bench_measures_one_case_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("routing", quick=True, repeats=1, threads=1, out=tmp_path, json=True) == 0
+    record = read_json(tmp_path / "quick-bench-speed.json")
+    assert json.loads(capsys.readouterr().out) == {"speed": record}
+    assert record["quick"]
+    (row,) = rows_of(record)
+    assert (row["name"], row["batch"]) == ("routing", 4)
+    for name in IMPLEMENTATIONS:
+        assert row[name]["seconds"] > 0
+        assert row[name]["memory_mb"] > 0
+
+
+def test_unknown_case_is_answered_with_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown case 'rooting'; did you mean 'routing'\? \(known"
+    ):
+        bench("rooting")
+
+
+def test_at_least_one_turn_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
+        bench(repeats=0)
+
+
+def test_death_of_a_process_is_reported() -> None:
+    with pytest.raises(OSError, match="a process of the benchmark ended with status 1"):
+        Worker(Task("train", model="no such model"), "capsnet", threads=1)
+
+
+def measured(seconds: float, memory: float) -> Measurement:
+    return Measurement([seconds * 1.5, seconds, seconds * 1.1], memory, flops=10**9)
+
+
+def test_ratios_are_of_medians_and_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "capsnet.experiments.benchmark"
+    done = {"capsnet": measured(0.1, 50.0), "textbook": measured(0.4, 200.0)}
+    monkeypatch.setattr(f"{module}.measure", lambda task, **options: done)
+    monkeypatch.setattr(f"{module}.measure_peak", lambda **options: 2e10)
+    record = run_speed(CASES[:2], repeats=3, threads=2)
+    first, second = rows_of(record)
+    assert (first["ratio"], first["memory_ratio"], second["ratio"]) == (4.0, 0.25, 4.0)
+    assert first["capsnet"]["seconds"] == 0.11
+    assert first["capsnet"]["share_of_peak"] == 0.455
+    table = speed_table(record)
+    assert len(table) == 4
+    assert "4.0 × (4)" in table[2]
+
+
+def test_growth_is_fitted_drawn_and_put_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(task: Task, **options: int) -> dict[Implementation, Measurement]:
+        return {
+            "capsnet": measured(task.batch * 0.01, 10.0),
+            "textbook": measured(task.batch**2 * 0.01, task.batch * 3.0),
+        }
+
+    monkeypatch.setattr(growth, "measure", measure)
+    sweep = Sweep("batch", "images", Task("routing"), "batch", (2, 4, 8), 1.1)
+    record = run_growth([sweep], repeats=3, threads=2)
+    (row,) = rows_of(record)
+    assert row["capsnet"]["exponent"] == 1.0
+    assert row["textbook"]["exponent"] == 2.0
+    assert row["capsnet"]["memory_exponent"] == 0.0
+    assert "1.00 (at most 1.1)" in growth_table(record)[2]
+
+    draw_growth(record, tmp_path / "images" / "growth.png")
+    assert (tmp_path / "images" / "growth.png").stat().st_size > 1000
+
+    write_json(tmp_path / "bench-growth.json", record)
+    page = tmp_path / "speed.md"
+    assert write_page(tmp_path, page) == []
+    page.write_text("before\n<!-- growth -->\nold\n<!-- /growth -->\nafter\n<!-- speed -->\nkept\n")
+    assert write_page(tmp_path, page) == [page]
+    text = page.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n<!-- growth -->\nFrom `results/bench-growth.json`")
+    assert text.endswith("<!-- /growth -->\nafter\n<!-- speed -->\nkept\n")
