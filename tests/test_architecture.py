@@ -10,16 +10,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "capsnet"
 # What each part may import of the others.
 ALLOWED: dict[str, set[str]] = {
     "allocator": set(),
-    "functional": set(),
-    "layers": {"functional"},
-    "models": {"functional", "layers"},
-    "data": set(),
-    "training": {"functional", "layers", "models", "data", "allocator"},
-    "experiments": {"functional", "layers", "models", "data", "training", "allocator"},
-    "playground": {"functional", "layers", "models", "data", "training", "allocator"},
+    "names": set(),
+    "functional": {"names"},
+    "layers": {"functional", "names"},
+    "models": {"functional", "layers", "names"},
+    "data": {"names"},
+    "training": {"functional", "layers", "models", "data", "allocator", "names"},
+    "experiments": {"functional", "layers", "models", "data", "training", "allocator", "names"},
+    "playground": {"functional", "layers", "models", "data", "training", "allocator", "names"},
     "cli": {
         "functional", "layers", "models", "data", "training", "experiments", "playground",
-        "allocator",
+        "allocator", "names",
     },
 }  # fmt: skip
 
@@ -55,7 +56,7 @@ def test_the_import_reader_sees_a_forbidden_import(tmp_path: Path) -> None:
 
 
 def test_the_package_stays_small() -> None:
-    assert len(files()) <= 75
+    assert len(files()) <= 80
     long = {
         file.name: lines for file in files() if (lines := len(file.read_text().splitlines())) > 400
     }

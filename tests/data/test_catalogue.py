@@ -210,7 +210,7 @@ def test_a_dataset_that_is_not_there_says_how_to_get_it(name: str, tmp_path: Pat
             "train",
             r"unknown dataset 'minst'; did you mean 'mnist'\? \(known: mn",
         ),
-        ({"name": "xyz"}, "train", r"unknown dataset 'xyz'; \(known: mnist, fashion-mnist, "),
+        ({"name": "xyz"}, "train", r"unknown dataset 'xyz' \(known: mnist, fashion-mnist, "),
         ({}, "validation", "held_out must be at least 1 to have a split 'validation', got 0"),
         ({"held_out": 60_000}, "train", "less than the 60000 training images of mnist, got 60000"),
         ({"held_out": -1}, "train", "held_out must be at least 0"),

@@ -6,6 +6,7 @@ from tiny_runs import tiny_config
 
 from capsnet.data import DataConfig
 from capsnet.models import CNNConfig
+from capsnet.names import unknown_name
 from capsnet.training import TrainConfig
 from capsnet.training.config import (
     differing_fields,
@@ -13,7 +14,6 @@ from capsnet.training.config import (
     override,
     to_dict,
     total_steps,
-    unknown_name,
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from capsnet.data.readers import (
 )
 from capsnet.data.splits import ArraySplit, Split
 from capsnet.data.storage import find_part, load_mnist, require_part
+from capsnet.names import unknown_name
 
 SplitName = Literal["train", "validation", "test"]
 Examples = tuple[UInt8[np.ndarray, "N C h w"], Int64[np.ndarray, " N"]]
@@ -77,9 +77,7 @@ def list_datasets() -> tuple[str, ...]:
 def check_dataset(name: str) -> None:
     """Raises, with the names there are, unless there is a dataset of this name."""
     if name not in _LOADERS:
-        close = difflib.get_close_matches(name, _LOADERS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown dataset {name!r}; {hint}(known: {', '.join(_LOADERS)})")
+        raise unknown_name("dataset", name, _LOADERS)
 
 
 def load_split(config: DataConfig, split: SplitName) -> Split:

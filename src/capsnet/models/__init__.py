@@ -1,9 +1,8 @@
 """The networks of the paper, by name or from a config of one's own."""
 
-import difflib
-
 from capsnet.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput
 from capsnet.models.cnn import CNN, CNNConfig
+from capsnet.names import unknown_name
 
 __all__ = [
     "CNN",
@@ -92,9 +91,7 @@ def model_config(name: str) -> ModelConfig:
     64
     """
     if name not in _CONFIGS:
-        close = difflib.get_close_matches(name, _CONFIGS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown model {name!r}{hint} (known: {', '.join(_CONFIGS)})")
+        raise unknown_name("model", name, _CONFIGS)
     return _CONFIGS[name]
 
 

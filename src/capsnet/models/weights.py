@@ -4,7 +4,6 @@ A file is safetensors. Its metadata holds a record as JSON, whose entry "model" 
 config with its kind, and a SHA-256 over record and tensors; nothing in it is ever executed.
 """
 
-import difflib
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from capsnet.models import CapsNetConfig, CNNConfig, Model, ModelConfig, model_from_config
+from capsnet.names import unknown_name
 
 WEIGHTS = "weights.safetensors"
 """Name of the weights in the directory of a run."""
@@ -82,10 +82,8 @@ def find_weights(source: str | Path) -> Path:
         raise ValueError(
             f"weights must be a name, a run's directory or a file; {path} is not there"
         )
-    close = difflib.get_close_matches(str(source), shipped, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    known = ", ".join(shipped) or "none"
-    raise ValueError(f"unknown weights {str(source)!r}; {hint}(shipped: {known})")
+    hint = f"shipped: {', '.join(shipped) or 'none'}"
+    raise unknown_name("weights", str(source), shipped, hint)
 
 
 def list_weights() -> dict[str, Path]:

@@ -1,8 +1,7 @@
 """The settings of a training run, and their form as plain dictionaries (JSON, TOML)."""
 
-import difflib
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type
 from capsnet.data import DataConfig
 from capsnet.models import ModelConfig
 from capsnet.models.weights import config_from_dict, config_to_dict
+from capsnet.names import unknown_name
 
 Made = TypeVar("Made")
 _TABLES = ("data", "model")
@@ -193,18 +193,6 @@ def differing_fields(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[obje
         for name in before | after
         if before.get(name) != after.get(name) and name not in CHANGEABLE
     }
-
-
-def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> ValueError:
-    """Error for a name that does not exist, with the nearest that does.
-
-    >>> print(unknown_name("preset", "minst", ["mnist", "svhn"]))
-    unknown preset 'minst'; did you mean 'mnist'? (known: mnist, svhn)
-    """
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    guess = f"; did you mean {near[0]!r}?" if near else ";"
-    return ValueError(f"unknown {kind} {name!r}{guess} ({hint or 'known: ' + ', '.join(names)})")
 
 
 def _require(config: TrainConfig, name: str, *, minimum: int) -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from capsnet.data import DataConfig
 from capsnet.models import CapsNetConfig, ModelConfig, model_config
-from capsnet.training.config import TrainConfig, override, unknown_name
+from capsnet.names import unknown_name
+from capsnet.training.config import TrainConfig, override
 
 #: §5, Table 1: the authors trained for 640 epochs on MNIST.
 PAPER_STEPS = 300_000
