@@ -126,6 +126,8 @@ def test_a_stack_learns_to_tell_bars_apart() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="a kernel of 3 does not fit a grid of 2×5 capsules"):
         layer_of()(torch.randn(1, 2, 5, T, D, dtype=torch.float64))
+    with pytest.raises(ValueError, match="padding must be a whole number of at least 0, got -1"):
+        layer_of(padding=-1)
     with pytest.raises(ValueError, match=r"\(B, H, W, 2, 3\), got \(1, 5, 5, 3, 2\)"):
         layer_of()(torch.randn(1, 5, 5, D, T, dtype=torch.float64))
 

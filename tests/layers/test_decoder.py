@@ -49,6 +49,11 @@ def test_gradcheck() -> None:
 
 
 @pytest.mark.usefixtures("without_annotation_checks")
-def test_classes_of_another_batch_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"classes for 2 images, got \(3,\)"):
-        decoder_of()(torch.randn(2, K, E, dtype=torch.float64), torch.tensor([0, 1, 2]))
+def test_what_does_not_fit_is_rejected() -> None:
+    capsules = torch.randn(2, K, E, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"classes of 2 images, got torch.int64 of shape \(3,\)"):
+        decoder_of()(capsules, torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match=r"whole numbers as classes .* got torch.float32"):
+        decoder_of()(capsules, torch.tensor([0.0, 1.7]))
+    with pytest.raises(ValueError, match=r"shape \(B, 3, 4\), got \(2, 1, 4\)"):
+        decoder_of()(capsules[:, :1], torch.tensor([0, 1]))

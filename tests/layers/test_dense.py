@@ -91,8 +91,12 @@ def test_repr_tells_sizes_and_routing() -> None:
 
 @pytest.mark.usefixtures("without_annotation_checks")
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="num_iterations must be at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match="num_iterations must be a whole number of at least 1, got 0"
+    ):
         DenseCapsules(I, D, out_capsules=J, out_dim=E, num_iterations=0)
+    with pytest.raises(ValueError, match="in_capsules must be a whole number of at least 1, got 0"):
+        DenseCapsules(0, D, out_capsules=J, out_dim=E)
     with pytest.raises(ValueError, match=r"shape \(B, 6, 4\), got \(2, 4, 6\)"):
         layer_of()(torch.randn(B, D, I, dtype=torch.float64))
     with pytest.raises(TypeError, match="RoutedCapsules does not say how its capsules vote"):

@@ -257,8 +257,8 @@ def test_mnist_baseline_keeps_the_image_size_up_to_the_dense_layers() -> None:
             {"image_height": 16},
             "kernels of 9 and 9 need images of at least 17×17 pixels, got 16×28",
         ),
-        ({"num_iterations": 0}, "num_iterations must be at least 1, got 0"),
-        ({"num_classes": -1}, "num_classes must be at least 1, got -1"),
+        ({"num_iterations": 0}, "num_iterations must be a whole number of at least 1, got 0"),
+        ({"num_classes": -1}, "num_classes must be a whole number of at least 1, got -1"),
         ({"initialisation": "other"}, "'paper' or 'authors', got 'other'"),
     ],
 )
@@ -288,6 +288,8 @@ def test_wrong_images_and_missing_decoder_are_named() -> None:
         model(torch.zeros(1, 2, 15, 13))
     with pytest.raises(ValueError, match="has no decoder: build it with decoder=True"):
         model(images_of(SMALL), reconstruct="prediction")
+    with pytest.raises(ValueError, match="'prediction' or None, got 'label'"):
+        model(images_of(SMALL), reconstruct="label")
     with pytest.raises(ValueError, match=r"\(B, 1, 28, 28\), got \(1, 3, 28, 28\)"):
         CNN(SMALL_CNN)(torch.zeros(1, 3, 28, 28))
 

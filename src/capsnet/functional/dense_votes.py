@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from capsnet.functional.routing import couple_parents
 
@@ -28,7 +28,7 @@ class DenseVotes:
     """Votes W u of every capsule for every parent, as a `VoteSource` that holds none of them.
 
     Same function as `Votes` of the same votes, to rounding, in time and memory that grow linearly
-    with images, capsules and parents. Differentiable once.
+    with images, capsules and parents; second derivatives hold the votes.
 
     Args:
         capsules: u, (B, I, D).
@@ -78,7 +78,7 @@ class DenseVotes:
                 # One matrix product for all parents, (B, D * I) by (D * I, J * E).
                 parts = [u.flatten(1) @ w.flatten(0, 1).flatten(1).t() for u, w in self._blocks]
                 total: Tensor = coupling * _add(parts)
-                return total.reshape(self.edges[0], self.edges[2], -1)
+                return total.reshape(self.edges[0], *self._blocks[0][1].shape[:2])
             shares = coupling.permute(2, 0, 1).split(self._sizes, dim=-1)  # (J, B, I) each
             parts = [
                 _WeightedSum.apply(share, u, w)  # type: ignore[no-untyped-call]
@@ -124,6 +124,19 @@ def _image_blocks(num_images: int) -> Iterator[slice]:
     return (slice(i, i + _BLOCK_IMAGES) for i in range(0, num_images, _BLOCK_IMAGES))
 
 
+def _common_gradients(
+    coupling: Tensor, outputs: Tensor, capsules: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of capsules and weight in Σ c v u W, of which sums and agreements are both parts.
+
+    In ordinary operations, for the case that someone wants the gradient of a gradient.
+    """
+    return (
+        torch.einsum("jbi,jbe,jedi->bdi", coupling, outputs, weight),
+        torch.einsum("jbi,jbe,bdi->jedi", coupling, outputs, capsules),
+    )
+
+
 class _WeightedSum(torch.autograd.Function):
     """Total inputs (J, B, E) from coupling (J, B, I), capsules (B, D, I), weight (J, E, D, I)."""
 
@@ -140,9 +153,11 @@ class _WeightedSum(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         coupling, capsules, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            by_coupling = torch.einsum("jbe,bdi,jedi->jbi", gradient, capsules, weight)
+            return by_coupling, *_common_gradients(coupling, gradient, capsules, weight)
         by_coupling = torch.empty_like(coupling)
         by_capsules = torch.zeros_like(capsules)
         by_weight = torch.zeros_like(weight)
@@ -175,9 +190,11 @@ class _Agreement(torch.autograd.Function):
         return agreement
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         outputs, capsules, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            by_outputs = torch.einsum("jbi,bdi,jedi->jbe", gradient, capsules, weight)
+            return by_outputs, *_common_gradients(gradient, outputs, capsules, weight)
         by_outputs = torch.empty_like(outputs)
         by_capsules = torch.zeros_like(capsules)
         by_weight = torch.zeros_like(weight)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from capsnet.functional import VoteSource
 from capsnet.layers.routed import RoutedCapsules
+from capsnet.layers.sizes import check_sizes
 
 
 class ConvVotes:
@@ -67,7 +68,8 @@ class ConvCapsules(RoutedCapsules):
         padding: Places added on each side, whose capsules are zero.
         num_iterations: Iterations of routing.
         learned_priors: Whether the initial routing logits are learned (§2) or all zero.
-        bias: Whether a learned vector is added to each total input before the squash.
+        bias: Whether a learned vector is added to each total input before the squash. Differs from
+            the paper: the authors' code has one in its dense layer, the text has none.
         orphan: Whether a capsule may be routed to "none of the above" (§7).
 
     >>> layer = ConvCapsules(3, 4, out_types=2, out_dim=5, kernel_size=3, stride=2)
@@ -90,6 +92,17 @@ class ConvCapsules(RoutedCapsules):
         bias: bool = False,
         orphan: bool = False,
     ) -> None:
+        check_sizes(
+            {
+                "in_types": in_types,
+                "in_dim": in_dim,
+                "out_types": out_types,
+                "out_dim": out_dim,
+                "kernel_size": kernel_size,
+                "stride": stride,
+            }
+        )
+        check_sizes({"padding": padding}, minimum=0)
         super().__init__(
             num_iterations,
             priors=(kernel_size**2, in_types, out_types) if learned_priors else None,
@@ -107,9 +120,9 @@ class ConvCapsules(RoutedCapsules):
 
     def forward(self, capsules: Float[Tensor, "B H W T D"]) -> Float[Tensor, "B outH outW U E"]:
         """Returns the grid of this layer's capsules after routing."""
-        rows, columns = self._grid(capsules.shape[1], capsules.shape[2])
         outputs = self.route(capsules)  # (B, P, U, E)
-        return outputs.reshape(-1, rows, columns, *outputs.shape[2:])
+        rows, columns = self._grid(capsules.shape[1], capsules.shape[2])
+        return outputs.reshape(len(outputs), rows, columns, *outputs.shape[2:])
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         out_height, out_width = (
@@ -126,12 +139,12 @@ class ConvCapsules(RoutedCapsules):
     def vote(self, capsules: Float[Tensor, "B H W T D"]) -> VoteSource:
         """Returns the votes of every capsule for the parents whose patch it is in."""
         _, in_types, _, in_dim, _ = self.weight.shape
-        _, height, width, *capsule_shape = capsules.shape
-        if capsule_shape != [in_types, in_dim]:
+        if capsules.ndim != 5 or capsules.shape[3:] != (in_types, in_dim):
             raise ValueError(
                 f"ConvCapsules needs capsules of shape (B, H, W, {in_types}, {in_dim}), "
                 f"got {tuple(capsules.shape)}"
             )
+        height, width = capsules.shape[1:3]
         out_height, out_width = self._grid(height, width)
         edge = self.padding
         padded = F.pad(capsules, (0, 0, 0, 0, edge, edge, edge, edge))

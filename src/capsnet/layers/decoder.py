@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from capsnet.layers.sizes import check_sizes
+
 
 class Decoder(nn.Module):
     """Three fully connected layers that draw what the chosen capsule describes (Fig. 2).
@@ -31,8 +33,19 @@ class Decoder(nn.Module):
         image_shape: tuple[int, int, int],
         hidden_sizes: tuple[int, ...] = (512, 1024),
     ) -> None:
+        channels, height, width = image_shape
+        check_sizes(
+            {
+                "num_capsules": num_capsules,
+                "capsule_dim": capsule_dim,
+                "channels": channels,
+                "height": height,
+                "width": width,
+            }
+        )
         super().__init__()
         self.num_capsules = num_capsules
+        self.capsule_dim = capsule_dim
         self.image_shape = image_shape
         sizes = (num_capsules * capsule_dim, *hidden_sizes, math.prod(image_shape))
         self.layers = nn.ModuleList(nn.Linear(below, above) for below, above in pairwise(sizes))
@@ -46,9 +59,15 @@ class Decoder(nn.Module):
             capsules: Outputs of the class capsules, (B, K, E).
             classes: The one to decode for each image, (B,), or N to decode apart, (B, N).
         """
-        if classes.shape[0] != capsules.shape[0]:
+        if capsules.shape[1:] != (self.num_capsules, self.capsule_dim):
             raise ValueError(
-                f"Decoder needs classes for {capsules.shape[0]} images, got {tuple(classes.shape)}"
+                f"Decoder needs capsules of shape (B, {self.num_capsules}, {self.capsule_dim}), "
+                f"got {tuple(capsules.shape)}"
+            )
+        if classes.shape[0] != capsules.shape[0] or classes.is_floating_point():
+            raise ValueError(
+                f"Decoder needs whole numbers as classes of {capsules.shape[0]} images, "
+                f"got {classes.dtype} of shape {tuple(classes.shape)}"
             )
         mask = F.one_hot(classes.long(), self.num_capsules).to(capsules.dtype)  # (B, [N,] K)
         if classes.ndim == 2:

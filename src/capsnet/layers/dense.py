@@ -12,6 +12,7 @@ from capsnet.functional import (
     store_parents_first,
 )
 from capsnet.layers.routed import RoutedCapsules
+from capsnet.layers.sizes import check_sizes
 
 
 class DenseCapsules(RoutedCapsules):
@@ -48,6 +49,14 @@ class DenseCapsules(RoutedCapsules):
         bias: bool = False,
         orphan: bool = False,
     ) -> None:
+        check_sizes(
+            {
+                "in_capsules": in_capsules,
+                "in_dim": in_dim,
+                "out_capsules": out_capsules,
+                "out_dim": out_dim,
+            }
+        )
         super().__init__(
             num_iterations,
             priors=(in_capsules, out_capsules) if learned_priors else None,

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from capsnet.functional import squash
 from capsnet.layers.convolution import Convolution
+from capsnet.layers.sizes import check_sizes
 
 
 class PrimaryCapsules(nn.Module):
@@ -42,6 +43,16 @@ class PrimaryCapsules(nn.Module):
         padding: int = 0,
         uniform_coupling: bool = False,
     ) -> None:
+        check_sizes(
+            {
+                "in_channels": in_channels,
+                "num_types": num_types,
+                "capsule_dim": capsule_dim,
+                "kernel_size": kernel_size,
+                "stride": stride,
+            }
+        )
+        check_sizes({"padding": padding}, minimum=0)
         super().__init__()
         self.num_types = num_types
         self.capsule_dim = capsule_dim

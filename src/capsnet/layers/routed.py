@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsnet.functional import RoutingStep, VoteSource, dynamic_routing, iterate_routing
+from capsnet.layers.sizes import check_sizes
 
 
 class RoutedCapsules(nn.Module):
@@ -28,8 +29,7 @@ class RoutedCapsules(nn.Module):
         orphan: bool,
     ) -> None:
         super().__init__()
-        if num_iterations < 1:
-            raise ValueError(f"num_iterations must be at least 1, got {num_iterations}")
+        check_sizes({"num_iterations": num_iterations})
         self.num_iterations = num_iterations
         self.orphan = orphan
         self.prior_logits = None if priors is None else nn.Parameter(torch.zeros(priors))

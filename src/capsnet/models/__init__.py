@@ -1,4 +1,8 @@
-"""The networks of the paper, by name or from a config of one's own."""
+"""The networks of the paper, by name or from a config of one's own.
+
+They start from the layers' own initial values; the presets of `capsnet train` choose those of the
+authors' code, and the factor that it applies to the primary capsules, in the config.
+"""
 
 from capsnet.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput
 from capsnet.models.cnn import CNN, CNNConfig
@@ -29,7 +33,8 @@ _CONFIGS: dict[str, ModelConfig] = {
     "capsnet_multimnist": CapsNetConfig(image_height=36, image_width=36),
     # §5.2: 13,475,648 parameters.
     "capsnet_affnist": CapsNetConfig(image_height=40, image_width=40),
-    # §7: no reconstruction; clutter goes to the orphan category.
+    # §7: clutter goes to the orphan category. The paper is silent on reconstruction here; the
+    # authors' code has none.
     "capsnet_cifar10": CapsNetConfig(
         image_channels=3,
         image_height=24,

@@ -1,6 +1,6 @@
 """CapsNet, the three-layer network of the paper, on one page (§4, Fig. 1 and 2)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from capsnet.functional import RoutingStep
 from capsnet.layers import Convolution, Decoder, DenseCapsules, PrimaryCapsules
+from capsnet.layers.sizes import check_sizes
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,8 @@ class CapsNetConfig:
     truncated normal (Conv1 0.05, all else 0.1) with every bias 0.1, as in the authors' code."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        sizes = (each.name for each in fields(self) if each.type is int)
+        check_sizes({name: getattr(self, name) for name in sizes})
         if self.initialisation not in ("paper", "authors"):
             raise ValueError(
                 f"initialisation must be 'paper' or 'authors', got {self.initialisation!r}"
@@ -164,6 +164,10 @@ class CapsNet(nn.Module):
         lengths = torch.linalg.vector_norm(capsules, dim=-1)  # (B, K)
         reconstruction = None
         if reconstruct is not None:
+            if isinstance(reconstruct, str) and reconstruct != "prediction":
+                raise ValueError(
+                    f"reconstruct must be classes, 'prediction' or None, got {reconstruct!r}"
+                )
             chosen = lengths.argmax(dim=1) if isinstance(reconstruct, str) else reconstruct
             reconstruction = self.decode(capsules, chosen)
         return CapsNetOutput(capsules, lengths, reconstruction, routing)
