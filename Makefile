@@ -17,7 +17,7 @@ help:  ## show this list
 	touch $@
 
 demo: .venv/ready  ## train the paper's CapsNet on MNIST for one epoch, evaluate it, draw figures
-	$(BIN)/capsnet train mnist --epochs 1 --out $(RUN) --resume
+	$(BIN)/capsnet train mnist --epochs 1 --batch-size 64 --out $(RUN) --resume
 	$(BIN)/capsnet evaluate $(RUN)
 	$(BIN)/capsnet reproduce fig3 --weights $(RUN) --out $(RUN)
 	$(BIN)/capsnet reproduce fig4 --weights $(RUN) --out $(RUN)
