@@ -246,9 +246,9 @@ def test_auto_is_direct_in_an_exported_program() -> None:
     ("images", "weight", "expected"),
     [
         ((128, 256, 20, 20), (256, 256, 9, 9), "frequency"),
-        ((1, 256, 20, 20), (256, 256, 9, 9), "direct"),  # transforming the weight is not worth it
+        ((1, 256, 11, 11), (256, 256, 9, 9), "direct"),  # fetching all factors is not worth it
         ((128, 1, 28, 28), (256, 1, 9, 9), "patches"),  # one channel: transforms would be all
-        ((128, 256, 20, 20), (256, 256, 1, 1), "direct"),  # nothing to save
+        ((128, 512, 20, 20), (256, 512, 1, 1), "direct"),  # nothing to save
     ],
 )
 def test_auto_chooses_by_estimated_work(

@@ -1,5 +1,6 @@
 """Two-dimensional convolution by the faster of two algorithms; same function, same weights."""
 
+from functools import lru_cache
 from itertools import product
 from math import ceil
 from typing import Literal, get_args
@@ -109,7 +110,8 @@ def choose_algorithm(
 
     Direct wherever something better than plain matrix products exists or someone looks on: GPUs,
     reduced precision, compilation and export. Patches where a kernel sees so few numbers that
-    copying them is cheap. Else whichever of "direct" and "frequency" has less estimated work.
+    copying them is cheap. Else whichever has the least estimated work; patches again for a single
+    image or two, as they read a weight that has its taps first, which the direct form must copy.
 
     >>> choose_algorithm(torch.empty(128, 256, 20, 20), torch.empty(256, 256, 9, 9), stride=2)
     'frequency'
@@ -118,18 +120,26 @@ def choose_algorithm(
     """
     if (
         images.device.type != "cpu"
-        or max(weight.shape[2:]) <= stride  # one tap in each phase: nothing to save
         or weight.dtype not in (torch.float32, torch.float64)
         or torch.is_autocast_enabled("cpu")
         or is_traced()
     ):
         return "direct"
-    if weight[0].numel() <= FEW_NUMBERS and not images.requires_grad:
+    # Patches only forwards: putting them together again for a gradient of the images is slow.
+    can_cut = not (images.requires_grad and torch.is_grad_enabled())
+    if can_cut and weight[0].numel() <= FEW_NUMBERS:
         return "patches"
     rows, columns = _output_grid(images, weight, stride=stride, padding=padding)
-    direct = len(images) * rows * columns * weight.numel() * _DIRECT_COST
-    cost = choose_tiles(images, weight, stride=stride, padding=padding)[1]
-    return "frequency" if cost < direct else "direct"
+    num_places = len(images) * rows * columns
+    costs: dict[Literal["direct", "patches", "frequency"], float] = {
+        "direct": num_places * weight.numel() * _DIRECT_COST,
+        "frequency": choose_tiles(images, weight, stride=stride, padding=padding)[1],
+    }
+    if not weight.is_contiguous():
+        costs["direct"] += weight.numel() * _RELAYOUT_COST
+        if can_cut and num_places * weight[0].numel() <= weight.numel():
+            costs["patches"] = num_places * weight.numel()
+    return min(costs, key=lambda name: costs[name])
 
 
 def is_traced() -> bool:
@@ -145,10 +155,15 @@ def is_traced() -> bool:
     )
 
 
-# Time of a multiplication in each part, relative to one in the products of factors, measured at
-# 256 channels and batch 128 on 2 cores with AVX2.
-_DIRECT_COST = 1.5
-_TRANSFORM_COST = 3.0
+# Time of a multiplication in the direct form and in transforms, of fetching a kernel factor from
+# memory, and of copying a number of a weight into its usual layout, all in units of a
+# multiplication in the products of factors. Transforms of fewer than 64 channels take more time to
+# begin than to do. Measured with AVX2 at 16 to 512 channels and 1 to 128 images.
+_DIRECT_COST = 0.9
+_TRANSFORM_COST = 2.0
+_FETCH_COST = 9.0
+_RELAYOUT_COST = 200.0
+_NARROW = 64.0
 
 
 def choose_tiles(
@@ -163,33 +178,50 @@ def choose_tiles(
     Larger tiles need fewer products for each output, but larger transforms of the images and, for
     every pair of channels, of the kernel.
     """
-    batch, channels, *_ = images.shape
-    num_outputs, _, *kernel = weight.shape
-    grid = _output_grid(images, weight, stride=stride, padding=padding)
+    return _choose_tiles(
+        *images.shape[:2],
+        weight.shape[0],
+        _output_grid(images, weight, stride=stride, padding=padding),
+        (weight.shape[2], weight.shape[3]),
+        stride,
+        weight.requires_grad and torch.is_grad_enabled(),
+    )
+
+
+@lru_cache(maxsize=256)
+def _choose_tiles(
+    batch: int,
+    channels: int,
+    num_outputs: int,
+    output_grid: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: int,
+    in_training: bool,
+) -> tuple[tuple[int, int], float]:
     most_taps = [ceil(taps / stride) for taps in kernel]
     num_phases = min(stride, kernel[0]) * min(stride, kernel[1])
 
     def cost(num_tiles: tuple[int, int]) -> float:
-        outputs = [ceil(size / tiles) for size, tiles in zip(grid, num_tiles, strict=True)]
+        outputs = [ceil(size / tiles) for size, tiles in zip(output_grid, num_tiles, strict=True)]
         rows, columns = (n + taps - 1 for n, taps in zip(outputs, most_taps, strict=True))
         # See toom_cook: a complex pair in a row meets both of a pair in a column.
         row_pairs, column_pairs = max(rows - 3, 0) // 2, max(columns - 3, 0) // 2
-        real_factors = columns + column_pairs
-        complex_factors = 3 * columns
+        real_factors, complex_factors = columns + column_pairs, 3 * columns
         num_real = rows - 2 * row_pairs
         num_factors = num_real * real_factors + row_pairs * complex_factors
         column_work = num_real * real_factors + row_pairs * complex_factors * 2
         data = rows * rows * columns + column_work * columns
         output = outputs[0] * rows * outputs[1] + column_work * outputs[1]
         tiles = batch * num_tiles[0] * num_tiles[1]
-        products = tiles * num_phases * num_factors * channels * num_outputs
-        transforms = (
-            tiles * (num_phases * data * channels + output * num_outputs)
-            + num_factors * weight.numel()
-        )
-        return products + _TRANSFORM_COST * transforms
+        pairs = channels * num_outputs
+        transforms = tiles * (num_phases * data * channels + output * num_outputs)
+        if in_training:  # at rest the kernel is transformed once and for all
+            transforms += num_factors * kernel[0] * kernel[1] * pairs
+        products = num_phases * num_factors * pairs * (tiles + _FETCH_COST)
+        narrow = 1 + _NARROW / min(channels, num_outputs)
+        return products + _TRANSFORM_COST * narrow * transforms
 
-    candidates = product(*(range(1, max(1, size // 4) + 1) for size in grid))
+    candidates = product(*(range(1, max(1, size // 4) + 1) for size in output_grid))
     work, rows, columns = min(
         (cost((rows, columns)), rows, columns) for rows, columns in candidates
     )

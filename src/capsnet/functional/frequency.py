@@ -252,10 +252,11 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
         ):
             left = _sum_in_parts(gradient[: len(matrix)], right.permute(1, 2, 0))
             torch.mm(matrix.t(), left.flatten(1), out=values[band].flatten(0, 1))
-        part = (phase.row_data.t() @ values.flatten(1)).unflatten(1, (columns, num_tiles, channels))
-        target = tiles[:, :, phase.row, :, phase.column].permute(1, 2, 0, 3)
-        target[: phase.num_rows] = part
-        target[phase.num_rows :] = 0
+        target = tiles[:, :, phase.row, :, phase.column].permute(2, 1, 0, 3)
+        for column in range(columns):  # a column is small enough for the cache
+            part = phase.row_data.t() @ values[:, column]
+            target[column, : phase.num_rows] = part.unflatten(1, (num_tiles, channels))
+        target[:, phase.num_rows :] = 0
     return tiles.flatten(3, 4).flatten(1, 2)
 
 

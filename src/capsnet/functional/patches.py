@@ -28,6 +28,18 @@ def own_view(view: Tensor) -> Tensor:
     return whole.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
+def _cut_patches(images: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """(B, C * kH * kW, places)."""
+    return F.unfold(images, weight.shape[2:], padding=padding, stride=stride)
+
+
+def _cut_patches_by_tap(images: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """(B, places, kH * kW * C)."""
+    grid = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C)
+    patches = grid.unfold(1, weight.shape[2], stride).unfold(2, weight.shape[3], stride)
+    return patches.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+
+
 class PatchConvolution(torch.autograd.Function):
     """Convolution by patches, with its result channels last in memory.
 
@@ -46,13 +58,16 @@ class PatchConvolution(torch.autograd.Function):
         """Returns (B, out, outH, outW)."""
         ctx.save_for_backward(images, weight)
         ctx.stride, ctx.padding = stride, padding
-        kernel = weight.shape[2:]
-        patches = F.unfold(images, kernel, padding=padding, stride=stride)  # (B, numbers, places)
-        matrix = weight.flatten(1).t().contiguous()  # (numbers, out)
-        outputs = patches.transpose(1, 2) @ matrix.expand(len(images), -1, -1)
+        rows = (images.shape[2] + 2 * padding - weight.shape[2]) // stride + 1
+        if weight.is_contiguous():
+            patches = _cut_patches(images, weight, stride, padding).transpose(1, 2)
+            matrix = weight.flatten(1).t()  # (numbers, out)
+        else:  # stored with its taps first: patches in the order of the weight cost less than both
+            patches = _cut_patches_by_tap(images, weight, stride, padding)
+            matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)
+        outputs = patches @ matrix.contiguous().expand(len(images), -1, -1)
         if bias is not None:
             outputs += bias
-        rows = (images.shape[2] + 2 * padding - kernel[0]) // stride + 1
         return own_view(outputs.unflatten(1, (rows, -1)).permute(0, 3, 1, 2))
 
     @staticmethod
@@ -67,7 +82,7 @@ class PatchConvolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             by_images = conv2d_input(images.shape, weight, gradient, ctx.stride, ctx.padding)
         if ctx.needs_input_grad[1]:
-            patches = F.unfold(images, weight.shape[2:], padding=ctx.padding, stride=ctx.stride)
+            patches = _cut_patches(images, weight, ctx.stride, ctx.padding)
             by_weight = (patches @ by_place).sum(dim=0).t().reshape(weight.shape)
         if ctx.needs_input_grad[2]:
             by_bias = by_place.sum(dim=(0, 1))
