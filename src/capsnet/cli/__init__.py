@@ -4,19 +4,37 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, get_args
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
 
 from capsnet import __version__
 from capsnet.allocator import keep_memory
+
+
+def _convert(wanted: object, tokens: Sequence[Token]) -> object:
+    """What cyclopts makes of an option, save that a whole number must be one: it would round."""
+    if _is_whole(wanted):
+        for token in tokens:
+            try:
+                int(token.value)
+            except ValueError:
+                sentence = f"must be a whole number, got {token.value!r}"
+                raise CoercionError(msg=sentence, token=token) from None
+    return convert(wanted, tokens)
+
+
+def _is_whole(wanted: object) -> bool:
+    """Whether a type is int, or one such as int | None or tuple[int, ...]."""
+    return wanted is int or any(_is_whole(part) for part in get_args(wanted))
+
 
 app = App(
     name="capsnet",
     help="Dynamic Routing Between Capsules: train, evaluate and look inside capsule networks.",
     version=__version__,
     help_format="plaintext",
-    default_parameter=Parameter(negative_iterable=()),
+    default_parameter=Parameter(negative_iterable=(), converter=_convert),
 )
 
 # Command, where it is written, what it does.
