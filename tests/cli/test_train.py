@@ -84,12 +84,12 @@ def test_resumed_run_needs_no_settings_but_refuses_others(
 def test_toml_file_holds_settings_and_flags_come_before_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = "epochs = 7\nlearning_rate = 0.5\n[data]\nnum_train = 99\n[model]\nbias = true\n"
+    settings = "epochs = 7\nlearning_rate = 0.5\n[data]\nnum_train = 999\n[model]\nbias = true\n"
     Path("settings.toml").write_text(settings)
     assert run("train", "mnist", "--config", "settings.toml", "--epochs", "3", "--dry-run") == 0
     config = json.loads(capsys.readouterr().out)
     assert (config["epochs"], config["learning_rate"]) == (3, 0.5)
-    assert config["data"]["num_train"] == 99
+    assert config["data"]["num_train"] == 999
     assert config["model"]["bias"] is True
     assert not Path("runs").exists()
 
@@ -100,8 +100,9 @@ def test_toml_file_holds_settings_and_flags_come_before_it(
         ("epochs = ", "settings.toml is not TOML"),
         ("epoch = 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
         ("[model]\nnum_iteration = 3", "did you mean 'num_iterations'?"),
+        ("[modle]\nbias = true", "unknown setting 'modle'; did you mean 'model'?"),
         ("model = 3", "model must be a table of settings, got 3"),
-        ('epochs = "three"', "epochs must be int | None, got 'three'"),
+        ('epochs = "three"', "epochs must be a whole number, got 'three'"),
     ],
 )
 def test_mistake_in_the_toml_file_is_one_sentence(
@@ -116,7 +117,59 @@ def test_settings_of_the_other_kind_of_model_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run("train", "mnist-cnn", "--num-iterations", "2", "--dry-run") == 2
-    assert "unknown setting 'num_iterations'" in capsys.readouterr().err
+    assert "num_iterations is a setting of a CapsNet" in capsys.readouterr().err
+    assert run("train", "mnist", "--dropout", "0.2", "--dry-run") == 2
+    assert "dropout is a setting of a CNN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("numbers", "channels"), [(["16"], [16, 16, 16]), (["16", "8", "4"], [16, 8, 4])]
+)
+def test_flags_set_the_channels_of_a_baseline(
+    numbers: list[str], channels: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [part for number in numbers for part in ("--conv-channels", number)]
+    assert run("train", "mnist-cnn", *flags, "--dry-run") == 0
+    assert json.loads(capsys.readouterr().out)["model"]["conv_channels"] == channels
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--evaluate-on", "multimnist"], "images of multimnist have shape (1, 36, 36)"),
+        (["--num-train", "0"], "num_train must be between 1 and 60000, got 0"),
+        (["--num-train", "70000"], "num_train must be between 1 and 60000, got 70000"),
+        (["--held-out", "60000"], "held_out must be at least 0 and less than the 60000"),
+        (["--num-train", "100"], "batch_size"),
+        (["--upper", "0.1"], "upper must exceed lower"),
+    ],
+)
+def test_run_and_dry_run_refuse_the_same_before_the_first_step(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in ([], ["--dry-run"]):
+        assert run("train", "mnist", "--steps", "1", *arguments, *more) == 2
+        shown = capsys.readouterr()
+        assert sentence in shown.err
+        assert len(shown.err.splitlines()) == 1
+        assert shown.out == ""
+    assert not Path("runs/mnist-seed0").exists()
+
+
+def test_dry_run_shows_the_model_fitted_to_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "mnist", "--dataset", "mnist-40", "--dry-run") == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert (model["image_height"], model["image_width"]) == (40, 40)
+
+
+@pytest.mark.parametrize("flag", ["--num-examples", "--batch-size", "--threads"])
+@pytest.mark.parametrize("number", ["0", "-4"])
+def test_evaluation_refuses_counts_below_one(
+    flag: str, number: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("evaluate", str(finished), flag, number) == 2
+    name = flag.removeprefix("--").replace("-", "_")
+    assert capsys.readouterr().err == f"capsnet: {name} must be at least 1, got {number}\n"
 
 
 def flip_byte(path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, make_dataclass, replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_type_hints
 
 import torch
 from cyclopts import Parameter
@@ -29,7 +29,8 @@ from capsnet.training import (
 from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
 from capsnet.training.checkpoint import newest_checkpoint
-from capsnet.training.config import from_dict, override, to_dict
+from capsnet.training.config import check_count, from_dict, override, to_dict
+from capsnet.training.loop import prepare
 from capsnet.training.processes import find_device
 from capsnet.training.records import CONFIG, damaged_files, read_json
 
@@ -42,11 +43,27 @@ _NO_FLAG = {
     "model": {"image_channels", "image_height", "image_width", "num_classes"},
 }
 _ALIASES = {"learning_rate": "--lr"}
-_GROUPS: dict[str, tuple[str, tuple[type, ...]]] = {
-    "training": ("Training", (TrainConfig,)),
-    "data": ("Data", (DataConfig,)),
-    "model": ("Model", (CapsNetConfig, CNNConfig)),
+_TABLES: dict[str, tuple[type, ...]] = {
+    "training": (TrainConfig,),
+    "data": (DataConfig,),
+    "model": (CapsNetConfig, CNNConfig),
 }
+_GROUPS = {
+    TrainConfig: "Training",
+    DataConfig: "Data",
+    CapsNetConfig: "Model: CapsNet only",
+    CNNConfig: "Model: CNN only (presets that end in -cnn)",
+}
+
+
+class _Setting(NamedTuple):
+    """A field of a run's settings as a flag."""
+
+    table: str
+    field: str
+    hint: object
+    text: str
+    group: str
 
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
@@ -65,16 +82,23 @@ def _field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def _flags() -> dict[str, tuple[str, str, object, str]]:
-    """Flag name to (table, field, type, help), for every field of a run's settings."""
-    flags: dict[str, tuple[str, str, object, str]] = {}
-    for table, (_, classes) in _GROUPS.items():
+def _flags() -> dict[str, _Setting]:
+    """Flag name to what it sets, for every field of a run's settings."""
+    flags: dict[str, _Setting] = {}
+    for table, classes in _TABLES.items():
         for cls in classes:
             docs, hints = _field_docs(cls), get_type_hints(cls)
-            for field in fields(cls):
-                flag = "dataset" if (table, field.name) == ("data", "name") else field.name
-                if field.name not in _NO_FLAG[table] and flag not in flags:
-                    flags[flag] = (table, field.name, hints[field.name], docs[field.name])
+            for name in (field.name for field in fields(cls)):
+                flag = "dataset" if (table, name) == ("data", "name") else name
+                hint, text = hints[name], docs[name]
+                if hint == tuple[int, ...]:  # given once, it holds for all layers
+                    hint = int | tuple[int, ...]
+                    text = f"{text.rstrip('.')}; one number for all, or the flag once for each."
+                if flag in flags:  # both kinds of model have it
+                    text = f"CapsNet: {flags[flag].text} CNN: {text}"
+                    flags[flag] = _Setting(table, name, hint, text, "Model")
+                elif name not in _NO_FLAG[table]:
+                    flags[flag] = _Setting(table, name, hint, text, _GROUPS[cls])
     return flags
 
 
@@ -91,14 +115,14 @@ else:
                     hint | None,
                     Parameter(
                         help=text,
-                        group=_GROUPS[table][0],
+                        group=group,
                         alias=_ALIASES.get(flag),
                         show_default=False,
                     ),
                 ],
                 None,
             )
-            for flag, (table, _, hint, text) in _FLAGS.items()
+            for flag, (_, _, hint, text, group) in _FLAGS.items()
         ],
         namespace={"__module__": __name__},
     )
@@ -107,12 +131,12 @@ else:
 def _changes(settings: object) -> dict[str, object]:
     """The settings that were given, as `override` takes them."""
     changes: dict[str, object] = {"data": {}, "model": {}}
-    for flag, (table, field, _, _) in _FLAGS.items():
+    for flag, setting in _FLAGS.items():
         value = getattr(settings, flag)
         if value is not None:
-            target = changes if table == "training" else changes[table]
+            target = changes if setting.table == "training" else changes[setting.table]
             assert isinstance(target, dict)
-            target[field] = value
+            target[setting.field] = value
     return changes
 
 
@@ -138,7 +162,7 @@ def train(
         resume: Go on with the run that is in the directory.
         overwrite: Remove the run that is in the directory and begin anew.
         config: TOML file with settings; flags come before it.
-        dry_run: Print all settings and do nothing.
+        dry_run: Check all settings against the data, print them and do nothing.
         json: Print the result as JSON.
         settings: Any field of the run's settings.
     """
@@ -148,7 +172,7 @@ def train(
     if resume:
         run_config = _stored_config(run, preset, changes) or run_config
     if dry_run:
-        _print_json(to_dict(run_config))
+        _print_json(to_dict(prepare(run_config)[0]))
         return 0
     command = shlex.join(["capsnet", "train", preset, "--out", str(run), "--resume"])
     speaks = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, the first
@@ -195,6 +219,10 @@ def evaluate(
     """
     if not models:
         raise ValueError("evaluate needs a run, a weights file or shipped weights (capsnet list)")
+    for name, value in (
+        ("num_examples", num_examples), ("batch_size", batch_size), ("threads", threads)
+    ):  # fmt: skip
+        check_count(name, value)
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from capsnet.data import DataConfig
-from capsnet.models import ModelConfig
+from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.models.weights import config_from_dict, config_to_dict
 from capsnet.names import unknown_name
 
@@ -127,11 +127,11 @@ class TrainConfig:
                 "a run needs either epochs or steps, and not both; "
                 f"got epochs={self.epochs}, steps={self.steps}"
             )
-        for name in ("epochs", "steps", "batch_size", "decay_steps", "log_every", "num_evaluated"):
-            _require(self, name, minimum=1)
+        counts = ("epochs", "steps", "batch_size", "decay_steps", "log_every", "num_evaluated")
+        for name in (*counts, "threads"):
+            check_count(name, getattr(self, name))
         for name in ("evaluate_every", "warmup_steps", "checkpoint_epochs", "seed"):
-            _require(self, name, minimum=0)
-        _require(self, "threads", minimum=1)
+            check_count(name, getattr(self, name), minimum=0)
         for name in ("learning_rate", "checkpoint_minutes"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -140,6 +140,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.average_decay < 1:
             raise ValueError(f"average_decay must lie in [0, 1), got {self.average_decay}")
+        if not self.upper > self.lower:
+            raise ValueError(f"upper must exceed lower, got {self.upper} and {self.lower}")
 
     @property
     def run_name(self) -> str:
@@ -173,11 +175,13 @@ def from_dict(plain: Mapping[str, object]) -> TrainConfig:
 def override(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
     """The settings with some of them changed; `data` and `model` are dictionaries themselves.
 
-    Giving steps takes epochs back and the reverse.
+    Giving steps takes epochs back and the reverse. One number for a setting that a baseline has of
+    each layer holds for all its layers.
     """
     values = dict(changes)
     data = _make(partial(replace, config.data), DataConfig, _table(values, "data"))
-    model = _make(partial(replace, config.model), type(config.model), _table(values, "model"))
+    table = _fit_layers(config, _table(values, "model"))
+    model = _make(partial(replace, config.model), type(config.model), table)
     if values.get("steps") is not None:
         values.setdefault("epochs", None)
     if values.get("epochs") is not None:
@@ -195,8 +199,8 @@ def differing_fields(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[obje
     }
 
 
-def _require(config: TrainConfig, name: str, *, minimum: int) -> None:
-    value = getattr(config, name)
+def check_count(name: str, value: int | None, *, minimum: int = 1) -> None:
+    """Raises a ValueError if there is a value and it is below the minimum."""
     if value is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
@@ -207,6 +211,23 @@ def _table(values: dict[str, object], name: str) -> dict[str, object]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be a table of settings, got {value!r}")
     return dict(value)
+
+
+def _fit_layers(config: TrainConfig, changes: Mapping[str, object]) -> dict[str, object]:
+    """Changes of the model; one number becomes one for each layer where the model has several."""
+    fitted = dict(changes)
+    other = CNNConfig if isinstance(config.model, CapsNetConfig) else CapsNetConfig
+    for name, value in changes.items():
+        present = getattr(config.model, name, None)
+        if isinstance(present, tuple) and isinstance(value, int):
+            fitted[name] = (value,) * len(present)
+        if present is None and name in get_type_hints(other):
+            kinds = {CapsNetConfig: "CapsNet", CNNConfig: "CNN"}
+            raise ValueError(
+                f"{name} is a setting of a {kinds[other]}, "
+                f"but {config.preset} trains a {kinds[type(config.model)]}"
+            )
+    return fitted
 
 
 def _flatten(plain: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -233,7 +254,7 @@ def _make(build: Callable[..., Made], cls: type, values: Mapping[str, object]) -
     hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in _TABLES}
     for name in values:
         if name not in hints:
-            raise unknown_name("setting", name, hints)
+            raise unknown_name("setting", name, get_type_hints(cls))
     return build(**{name: _decode(name, value, hints[name]) for name, value in values.items()})
 
 
@@ -264,5 +285,31 @@ def _decode(name: str, value: object, hint: object) -> object:
             return Path(value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-    raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    raise ValueError(f"{name} must be {_describe(hint)}, got {value!r}")
+
+
+#: Types of fields in plain words.
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    Path: "a path",
+    type(None): "nothing",
+    tuple[int, ...]: "a list of whole numbers",
+    tuple[str, ...]: "a list of names",
+}
+
+
+def _describe(hint: object) -> str:
+    """A field's type in plain words.
+
+    >>> _describe(int | None), _describe(Literal["a", "b"])
+    ('a whole number', "'a' or 'b'")
+    """
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in arguments)
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_describe(kind) for kind in arguments if kind is not type(None))
+    return _WORDS[hint]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from capsnet.data import Split
 from capsnet.functional import iterate_routing, reconstruction_loss
-from capsnet.models import CapsNet, Model
+from capsnet.models import CapsNet, Model, ModelConfig
+from capsnet.training.config import check_count
 from capsnet.training.processes import Processes
 
 #: As many wrong examples as this are listed in a record.
@@ -123,6 +124,8 @@ def evaluate(
         processes: others that share the work, each of which calls this function.
     """
     check_models(models, split)
+    check_count("num_examples", num_examples)
+    check_count("batch_size", batch_size)
     processes = processes or Processes()
     count = min(num_examples or len(split), len(split))
     indices = np.arange(count) * len(split) // count  # exact: below 2⁶³ up to 10⁹ of 10⁹
@@ -199,16 +202,21 @@ def check_models(models: Sequence[Model], split: Split) -> None:
     if not models:
         raise ValueError("an evaluation needs at least one model")
     for model in models:
-        if model.config.image_shape != split.image_shape:
-            raise ValueError(
-                f"images of {split.name} have shape {split.image_shape}, "
-                f"but the model takes {model.config.image_shape}"
-            )
-        if model.config.num_classes != split.num_classes:
-            raise ValueError(
-                f"{split.name} has {split.num_classes} classes, "
-                f"but the model knows {model.config.num_classes}"
-            )
+        check_fit(model.config, split)
+
+
+def check_fit(config: ModelConfig, split: Split) -> None:
+    """Raises a ValueError unless such a model takes the split's images and knows its classes."""
+    if config.image_shape != split.image_shape:
+        raise ValueError(
+            f"images of {split.name} have shape {split.image_shape}, "
+            f"but the model takes {config.image_shape}"
+        )
+    if config.num_classes != split.num_classes:
+        raise ValueError(
+            f"{split.name} has {split.num_classes} classes, "
+            f"but the model knows {config.num_classes}"
+        )
 
 
 def _score(

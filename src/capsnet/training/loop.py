@@ -34,7 +34,7 @@ from capsnet.training.config import (
     to_dict,
     total_steps,
 )
-from capsnet.training.evaluation import Evaluation, evaluate
+from capsnet.training.evaluation import Evaluation, check_fit, evaluate
 from capsnet.training.objective import compute_losses, learning_rate
 from capsnet.training.optimiser import FusedAdam
 from capsnet.training.processes import (
@@ -109,12 +109,8 @@ class Training:
         stop: StopRequest,
     ) -> None:
         self.folder, self.processes, self.reporter, self.stop = folder, processes, reporter, stop
-        self.split = load_split(config.data, "train")
-        # All of them now: a missing file should be noticed before hours of training.
-        self.tests = [load_split(config.data, "validation" if config.data.held_out else "test")]
-        for name in config.evaluate_on:
-            self.tests.append(load_split(DataConfig(name, data_dir=config.data.data_dir), "test"))
-        self.config = config = fit_to_data(config, self.split)
+        config, self.split, self.tests = prepare(config)
+        self.config = config
         self.steps_per_epoch = num_steps(self.split, config.batch_size)
         self.num_steps = total_steps(config, self.steps_per_epoch)
         self.device = find_device(config.device, processes.local_rank)
@@ -373,8 +369,16 @@ class Training:
         return record
 
 
-def fit_to_data(config: TrainConfig, split: Split) -> TrainConfig:
-    """The settings with the model's image shape and number of classes taken from the data."""
+def prepare(config: TrainConfig) -> tuple[TrainConfig, Split, list[Split]]:
+    """The settings with the model fitted to the data, the training set, and those evaluated on.
+
+    A missing file or a set that does not fit is noticed here, not after hours of training.
+    """
+    split = load_split(config.data, "train")
+    num_steps(split, config.batch_size)  # refuses a batch that the set cannot fill
+    tests = [load_split(config.data, "validation" if config.data.held_out else "test")]
+    for name in config.evaluate_on:
+        tests.append(load_split(DataConfig(name, data_dir=config.data.data_dir), "test"))
     channels, height, width = split.image_shape
     model = replace(
         config.model,
@@ -383,7 +387,9 @@ def fit_to_data(config: TrainConfig, split: Split) -> TrainConfig:
         image_width=width,
         num_classes=split.num_classes,
     )
-    return replace(config, model=model)
+    for test in tests:
+        check_fit(model, test)
+    return replace(config, model=model), split, tests
 
 
 def summary(evaluation: Evaluation) -> dict[str, object]:
