@@ -64,6 +64,18 @@ def test_a_miniature_under_a_result_s_name_is_no_result(results: Path) -> None:
     assert "43.21" not in (results.parent / "docs" / "results.md").read_text()
 
 
+def test_missing_results_leave_the_docs_alone(results: Path) -> None:
+    docs = results.parent / "docs"
+    with pytest.raises(ValueError, match="nowhere must be a folder of results"):
+        write_report(results / "nowhere", docs, None)
+    for name in ("fig4.json", "quick-fig4.json"):
+        (results / name).write_text("garbage")
+        with pytest.raises(ValueError, match=f"{name} is damaged: it is not JSON"):
+            write_report(results, docs, None)
+        (results / name).unlink()
+    assert not docs.exists()
+
+
 def test_a_second_report_changes_nothing(results: Path) -> None:
     docs, readme = results.parent / "docs", results.parent / "README.md"
     readme.write_text(README)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from capsnet.experiments.catalogue import EXPERIMENTS, Experiment
 from capsnet.experiments.costs import estimate_cost
-from capsnet.experiments.outcome import quick_prefix, read_result
+from capsnet.experiments.outcome import quick_prefix
 from capsnet.models.weights import write_atomically
+from capsnet.training.records import read_json
 
 RESULTS, COSTS = "results", "costs"
 _NOT_RUN = "not run yet"
@@ -24,10 +25,13 @@ def write_report(results: Path, docs: Path, readme: Path | None) -> list[Path]:
     Returns:
         The files written.
     """
-    found = {name: read_result(results / f"{name}.json") for name in EXPERIMENTS}
+    if not results.is_dir():
+        raise ValueError(f"{results} must be a folder of results (capsnet reproduce writes them)")
+    found = {name: _read_record(results / f"{name}.json") for name in EXPERIMENTS}
     # A miniature under a result's name would have been renamed by hand: it is none.
     found = {name: None if each and each["quick"] else each for name, each in found.items()}
-    miniatures = {name: read_result(results / f"{quick_prefix(True)}{name}.json") for name in found}
+    quick = quick_prefix(True)
+    miniatures = {name: _read_record(results / f"{quick}{name}.json") for name in found}
     docs.mkdir(parents=True, exist_ok=True)
     target = docs / "results.md"
     lines = _results_page(found, miniatures, results=results, docs=docs)
@@ -41,6 +45,11 @@ def write_report(results: Path, docs: Path, readme: Path | None) -> list[Path]:
         replace_block(guide, COSTS, list(_cost_table()))
         written.append(guide)
     return written
+
+
+def _read_record(path: Path) -> dict[str, object] | None:
+    """The result in a file, None if there is none; a ValueError names one that is damaged."""
+    return read_json(path) if path.exists() else None
 
 
 def replace_block(path: Path, name: str, lines: Sequence[str]) -> None:
