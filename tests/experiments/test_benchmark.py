@@ -19,14 +19,12 @@ from capsnet.experiments.benchmark import (
     Task,
     Worker,
     prepare,
-    run_speed,
 )
 from capsnet.experiments.growth import Sweep, draw_growth, run_growth
-from capsnet.experiments.speed_page import growth_table, speed_table, write_page
+from capsnet.experiments.speed import growth_table, run_speed, speed_table, write_page
 from capsnet.experiments.textbook import TextbookCapsNet, TextbookCNN
 from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig
 from capsnet.training.records import read_json, write_json
-
 
 #: All but those that are larger forms of others.
 SMALL_CASES = [case for case in CASES if "cnn" not in case.name and case.name != "multimnist"]
@@ -107,7 +105,7 @@ def measured(seconds: float, memory: float) -> Measurement:
 
 
 def test_ratios_are_of_medians_and_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "capsnet.experiments.benchmark"
+    module = "capsnet.experiments.speed"
     done = {"capsnet": measured(0.1, 50.0), "textbook": measured(0.4, 200.0)}
     monkeypatch.setattr(f"{module}.measure", lambda task, **options: done)
     monkeypatch.setattr(f"{module}.measure_peak", lambda **options: 2e10)

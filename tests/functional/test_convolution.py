@@ -14,7 +14,8 @@ from capsnet.functional.convolution import (
     convolve2d,
     store_taps_first,
 )
-from capsnet.functional.frequency import FrequencyConvolution, make_plan
+from capsnet.functional.frequency import FrequencyConvolution
+from capsnet.functional.plan import make_plan
 
 # Image rows and columns, kernel rows and columns, stride, padding, tiles by rows and columns.
 SHAPES = [
@@ -106,12 +107,13 @@ def test_outputs_may_be_changed_in_place_and_bias_gets_its_gradient(algorithm: A
     assert_close(*gradients)
 
 
-def test_second_derivative_of_the_frequency_form_is_refused() -> None:
-    images = torch.randn(2, 3, 7, 6, requires_grad=True)
-    outputs = convolve2d(images, torch.randn(4, 3, 3, 2), algorithm="frequency")
-    (gradient,) = torch.autograd.grad(outputs.square().sum(), images, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+@pytest.mark.parametrize("algorithm", ["patches", "frequency"])
+def test_second_derivatives_are_right(algorithm: Algorithm) -> None:
+    inputs = torch.randn(2, 3, 5, 6), torch.randn(4, 3, 3, 2), torch.randn(4)
+    assert torch.autograd.gradgradcheck(
+        lambda *inputs: convolve2d(*inputs, stride=2, padding=1, algorithm=algorithm),
+        [tensor.double().requires_grad_() for tensor in inputs],
+    )
 
 
 def test_convolution_by_hand() -> None:

@@ -1,6 +1,5 @@
 """The command bench."""
 
-import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -10,10 +9,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from capsnet.experiments.benchmark import CASES, Case, run_speed
+from capsnet.experiments.benchmark import CASES, Case
 from capsnet.experiments.growth import QUICK_SWEEPS, SWEEPS, draw_growth, run_growth
 from capsnet.experiments.outcome import quick_prefix
-from capsnet.experiments.speed_page import growth_table, speed_table, write_page
+from capsnet.experiments.speed import growth_table, run_speed, speed_table, write_page
+from capsnet.names import unknown_name
 from capsnet.training.records import write_json
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
@@ -86,9 +86,7 @@ def _find_cases(names: tuple[str, ...]) -> tuple[Case, ...]:
     known = {case.name: case for case in CASES}
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"unknown case {name!r}{hint} (known: {', '.join(known)})")
+            raise unknown_name("case", name, known)
     return tuple(known[name] for name in names) or CASES
 
 

@@ -9,9 +9,9 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,6 @@ from capsnet.functional import (
 )
 from capsnet.models import CapsNet, CapsNetConfig, model_config, model_from_config
 from capsnet.training.optimiser import FusedAdam
-from capsnet.training.records import describe_environment
 
 Kind = Literal["train", "evaluate", "convolution", "routing", "matmul"]
 Implementation = Literal["capsnet", "textbook"]
@@ -262,9 +261,10 @@ def _serve(
 
 def _load_libraries() -> None:
     """Does a little of everything, so that code first used later does not count as memory."""
-    features = torch.randn(2, 3, 8, 8, requires_grad=True)
+    features = torch.nn.Parameter(torch.randn(2, 3, 8, 8))
     maps = F.conv2d(features, torch.randn(4, 3, 3, 3, requires_grad=True)).relu()
     torch.einsum("bchw,cd->bd", maps, torch.randn(4, 5)).softmax(dim=-1).square().sum().backward()
+    torch.optim.Adam([features]).step()  # imports PyTorch's compiler
 
 
 def _present_memory() -> float:
@@ -340,61 +340,3 @@ def measure_peak(*, repeats: int, threads: int) -> float:
         return worker.flops / min(worker.run() for _ in range(repeats))
     finally:
         worker.kill()
-
-
-def run_speed(
-    cases: Sequence[Case],
-    *,
-    repeats: int,
-    threads: int,
-    batch: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, object]:
-    """Measures cases and returns the record that results/bench-speed.json holds.
-
-    Args:
-        cases: what to measure.
-        repeats: turns of each implementation.
-        threads: CPU threads of each process.
-        batch: images of a batch in all cases, for a miniature.
-        say: where to tell of the progress.
-    """
-    peak = measure_peak(repeats=repeats, threads=threads)
-    rows = []
-    for case in cases:
-        say(f"measuring {case.name}")
-        task = replace(case.task, batch=batch) if batch is not None else case.task
-        done = measure(task, repeats=repeats, threads=threads)
-        peak = max(peak, measure_peak(repeats=2, threads=threads))
-        rows.append((case, task, done))
-    environment = describe_environment()
-    hardware = environment["hardware"]
-    assert isinstance(hardware, dict)
-    return {
-        "repeats": repeats,
-        "quick": batch is not None,
-        "peak_gflops": round(peak / 1e9, 1),
-        "rows": [_row(case, task, done, peak) for case, task, done in rows],
-        **environment,
-        "hardware": {**hardware, "threads": threads},
-    }
-
-
-def _row(
-    case: Case, task: Task, done: Mapping[Implementation, Measurement], peak: float
-) -> dict[str, object]:
-    ours, theirs = done["capsnet"], done["textbook"]
-    row: dict[str, object] = {"name": case.name, "title": case.title, "batch": task.batch}
-    for name, measured in done.items():
-        row[name] = {
-            "seconds": round(measured.median, 6),
-            "all_seconds": [round(value, 6) for value in measured.seconds],
-            "images_per_second": round(task.batch / measured.median, 1),
-            "memory_mb": measured.memory_mb,
-            # Arithmetic of the plain form for both: beyond 1 no plain form can go.
-            "share_of_peak": round(theirs.flops / measured.median / peak, 3),
-        }
-    row["ratio"] = round(theirs.median / ours.median, 2)
-    row["memory_ratio"] = round(ours.memory_mb / theirs.memory_mb, 2) if theirs.memory_mb else None
-    row["target"] = case.target
-    return row

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from capsnet.functional.frequency import FrequencyConvolution, make_plan, recall_factors
+from capsnet.functional.frequency import FrequencyConvolution, recall_factors
 from capsnet.functional.patches import PatchConvolution
+from capsnet.functional.plan import make_plan
 
 Algorithm = Literal["auto", "direct", "patches", "frequency"]
 

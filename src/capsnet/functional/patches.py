@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
-from torch.nn.grad import conv2d_input
+from torch.autograd.function import FunctionCtx
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 if TYPE_CHECKING:
 
@@ -26,6 +26,20 @@ def own_view(view: Tensor) -> Tensor:
     """
     whole = view.new_empty(0)
     return whole.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
+
+
+def differentiable_gradients(
+    images: Tensor, weight: Tensor, gradient: Tensor, *, stride: int, padding: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of images, weight and bias by operations that have gradients again.
+
+    Slow; for the case that someone wants the gradient of a gradient.
+    """
+    return (
+        conv2d_input(images.shape, weight, gradient, stride, padding),
+        conv2d_weight(images, weight.shape, gradient, stride, padding),
+        gradient.sum(dim=(0, 2, 3)),
+    )
 
 
 def _cut_patches(images: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
@@ -71,12 +85,19 @@ class PatchConvolution(torch.autograd.Function):
         return own_view(outputs.unflatten(1, (rows, -1)).permute(0, 3, 1, 2))
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: _Context, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         """Returns the gradients of images, weight and bias."""
         images, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (
+                *differentiable_gradients(
+                    images, weight, gradient, stride=ctx.stride, padding=ctx.padding
+                ),
+                None,
+                None,
+            )
         by_images = by_weight = by_bias = None
         by_place = gradient.permute(0, 2, 3, 1).flatten(1, 2)  # (B, places, out)
         if ctx.needs_input_grad[0]:

@@ -1,11 +1,78 @@
-"""The measurements as tables, on the terminal and in docs/speed.md."""
+"""Speed of every case as a record, and the records as tables, also those of docs/speed.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any  # rows are JSON
 
+from capsnet.experiments.benchmark import (
+    Case,
+    Implementation,
+    Measurement,
+    Task,
+    measure,
+    measure_peak,
+)
 from capsnet.models.weights import write_atomically
-from capsnet.training.records import read_json
+from capsnet.training.records import describe_environment, read_json
+
+
+def run_speed(
+    cases: Sequence[Case],
+    *,
+    repeats: int,
+    threads: int,
+    batch: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, object]:
+    """Measures cases and returns the record that results/bench-speed.json holds.
+
+    Args:
+        cases: what to measure.
+        repeats: turns of each implementation.
+        threads: CPU threads of each process.
+        batch: images of a batch in all cases, for a miniature.
+        say: where to tell of the progress.
+    """
+    peak = measure_peak(repeats=repeats, threads=threads)
+    rows = []
+    for case in cases:
+        say(f"measuring {case.name}")
+        task = replace(case.task, batch=batch) if batch is not None else case.task
+        done = measure(task, repeats=repeats, threads=threads)
+        peak = max(peak, measure_peak(repeats=2, threads=threads))
+        rows.append((case, task, done))
+    environment = describe_environment()
+    hardware = environment["hardware"]
+    assert isinstance(hardware, dict)
+    return {
+        "repeats": repeats,
+        "quick": batch is not None,
+        "peak_gflops": round(peak / 1e9, 1),
+        "rows": [_row(case, task, done, peak) for case, task, done in rows],
+        **environment,
+        "hardware": {**hardware, "threads": threads},
+    }
+
+
+def _row(
+    case: Case, task: Task, done: Mapping[Implementation, Measurement], peak: float
+) -> dict[str, object]:
+    ours, theirs = done["capsnet"], done["textbook"]
+    row: dict[str, object] = {"name": case.name, "title": case.title, "batch": task.batch}
+    for name, measured in done.items():
+        row[name] = {
+            "seconds": round(measured.median, 6),
+            "all_seconds": [round(value, 6) for value in measured.seconds],
+            "images_per_second": round(task.batch / measured.median, 1),
+            "memory_mb": measured.memory_mb,
+            # Arithmetic of the plain form for both: beyond 1 no plain form can go.
+            "share_of_peak": round(theirs.flops / measured.median / peak, 3),
+        }
+    row["ratio"] = round(theirs.median / ours.median, 2)
+    row["memory_ratio"] = round(ours.memory_mb / theirs.memory_mb, 2) if theirs.memory_mb else None
+    row["target"] = case.target
+    return row
 
 
 def speed_table(record: Mapping[str, object]) -> list[str]:
