@@ -52,8 +52,10 @@ def test_a_report_into_a_readme_that_is_not_there_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("--docs", tmp_path / "docs", "--readme", tmp_path / "README.md")
-    assert run("report", *arguments) == 2
+    assert run("report", "--results", tmp_path, *arguments) == 2
     assert "README.md: No such file or directory" in capsys.readouterr().err
+    assert run("report", "--results", tmp_path / "nowhere", *arguments) == 2
+    assert "nowhere must be a folder of results" in capsys.readouterr().err
 
 
 def test_nothing_to_reproduce_from_is_a_mistake(
