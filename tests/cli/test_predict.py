@@ -125,6 +125,56 @@ def test_baselines_answer_with_probabilities(
     assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-3)
 
 
+def test_baseline_of_two_labels_has_independent_probabilities(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = CNNConfig(conv_channels=(2,), conv_kernels=(3,), hidden_sizes=(3,))
+    path = tmp_path / "cnn.safetensors"
+    save_weights(path, CNN(config), {"config": {"data": {"name": "multimnist"}}})
+    Image.new("L", (28, 28)).save(tmp_path / "a.png")
+    assert run(tmp_path / "a.png", "--weights", path, "--num-labels", 2, "--json") == 0
+    [answer] = json.loads(capsys.readouterr().out)
+    assert sum(answer["probabilities"].values()) > 2  # near one half each, untrained
+
+
+def test_bad_files_are_named_and_the_good_ones_classified(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.png").write_text("no image")
+    image = Image.new("L", (28, 28))
+    image.paste(255, (10, 5, 15, 20))
+    image.save(tmp_path / "good.png")
+    names = [tmp_path / name for name in ("bad.png", "none.png", "good.png")]
+    assert run(*names, "--weights", weights) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{tmp_path / 'good.png'}: n")
+    assert len(said.out.splitlines()) == 1
+    missing, bad = said.err.splitlines()
+    assert "none.png is not there" in missing
+    assert "bad.png: an image must be one of" in bad
+
+
+def test_blank_image_is_said_to_have_no_ink(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("L", (50, 40), 255).save(tmp_path / "blank.png")
+    assert run(tmp_path / "blank.png", "--weights", weights) == 0
+    assert capsys.readouterr().out.endswith("; there is no ink in it\n")
+    assert run(tmp_path / "blank.png", "--weights", weights, "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["blank"] is True
+
+
+def test_nothing_is_decoded_unless_asked_for(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise AssertionError("decoded")
+
+    Image.new("L", (28, 28)).save(tmp_path / "a.png")
+    monkeypatch.setattr(CapsNet, "decode", fail)
+    assert run(tmp_path / "a.png", "--weights", weights) == 0
+
+
 def test_each_mistake_is_one_sentence(
     tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +190,7 @@ def test_each_mistake_is_one_sentence(
         ((tmp_path / "empty",), "holds no images"),
         ((tmp_path / "text.png", "--weights", weights), "text.png: an image must be one of"),
         ((good, "--weights", "minst"), "unknown weights 'minst'"),
+        ((good, "--weights", weights, "--json", "--format", "csv"), "contradict each other"),
         ((good, "--weights", weights, "--num-labels", 11), "num_labels must be 1 to 10, got 11"),
         (
             (good, "--weights", tmp_path / "blind.safetensors", "--reconstructions", tmp_path),

@@ -4,17 +4,23 @@ import csv
 import io
 import json as json_format
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from cyclopts import Parameter
 from PIL import Image
 
+from capsnet.cli import describe_os_error
 from capsnet.models import CapsNet
 from capsnet.playground.networks import Weights, load_networks
 from capsnet.playground.pictures import Prepared, open_image, to_bytes
+from capsnet.training.evaluation import class_probabilities
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Complain = Callable[[str], None]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 BATCH_SIZE = 64
@@ -25,24 +31,38 @@ def predict(
     *images: Path,
     weights: str = "mnist",
     num_labels: int = 1,
-    format: Literal["text", "json", "csv"] = "text",
+    format: Literal["text", "json", "csv"] | None = None,
+    json: Flag = False,
     reconstructions: Path | None = None,
 ) -> int:
     """Classify images in files or folders; any size and mode, digits dark on light or the reverse.
 
     A digit is brought into MNIST's form first: light on dark, scaled into 20×20 pixels, its centre
     of mass in the centre of 28×28. An image that has the network's size already is not scaled.
+    A file that is no image is named, the others are classified, and the exit status is 2.
 
     Args:
         images: Image files, or folders whose images are taken, also those in their subfolders.
         weights: Shipped name, run directory or weights file.
         num_labels: Classes to name for each image, the most probable first: 2 for MultiMNIST.
-        format: text for people; json or csv, with every class's length, for programs.
+        format: text for people, the default; json or csv, with every class's length, for programs.
+        json: Print as JSON, as --format json does.
         reconstructions: Folder to write what the network reconstructs, as PNG, beside what it saw.
     """
     if not images:
         raise ValueError("predict needs at least one image or folder")
-    files = list(_find_images(images))
+    if json and format not in (None, "json"):
+        raise ValueError(f"--json and --format {format} contradict each other")
+    form = "json" if json else format or "text"
+    complaints: list[str] = []
+
+    def complain(sentence: str) -> None:
+        print(f"capsnet: {sentence}", file=sys.stderr)
+        complaints.append(sentence)
+
+    files = list(_find_images(images, complain))
+    if not files:
+        return 2
     [network] = load_networks([weights])
     num_classes = network.model.config.num_classes
     if not 1 <= num_labels <= num_classes:
@@ -53,25 +73,26 @@ def predict(
         reconstructions.mkdir(parents=True, exist_ok=True)
     answers: list[dict[str, object]] = []
     for start in range(0, len(files), BATCH_SIZE):
-        chunk = files[start : start + BATCH_SIZE]
-        prepared = [_prepare(network, path) for path in chunk]
-        found = _classify(network, chunk, prepared, num_labels)
-        for path, (answer, picture) in zip(chunk, found, strict=True):
-            if reconstructions is not None:
+        prepared = list(_prepare(network, files[start : start + BATCH_SIZE], complain))
+        if not prepared:
+            continue
+        found = _classify(network, prepared, num_labels, draw=reconstructions is not None)
+        for (path, _), (answer, picture) in zip(prepared, found, strict=True):
+            if reconstructions is not None and picture is not None:
                 target = reconstructions / f"{len(answers):05d}-{path.stem}.png"
                 picture.save(target)
                 answer["reconstruction"] = str(target)
             answers.append(answer)
-            if format == "text":
+            if form == "text":
                 print(_describe(answer))
-    if format == "json":
+    if form == "json":
         print(json_format.dumps(answers, indent=2, ensure_ascii=False))
-    elif format == "csv":
+    elif form == "csv":
         _print_csv(answers, network.class_names)
-    return 0
+    return 2 if complaints else 0
 
 
-def _find_images(given: Sequence[Path]) -> Iterator[Path]:
+def _find_images(given: Sequence[Path], complain: Complain) -> Iterator[Path]:
     for path in given:
         if path.is_dir():
             found = sorted(
@@ -80,51 +101,62 @@ def _find_images(given: Sequence[Path]) -> Iterator[Path]:
                 if each.suffix.lower() in SUFFIXES and each.is_file()
             )
             if not found:
-                raise ValueError(f"{path} holds no images ({', '.join(SUFFIXES)})")
+                complain(f"{path} holds no images ({', '.join(SUFFIXES)})")
             yield from found
         elif path.is_file():
             yield path
         else:
-            raise ValueError(f"{path} is not there")
+            complain(f"{path} is not there")
 
 
-def _prepare(network: Weights, path: Path) -> Prepared:
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path} must have at most {MAX_BYTES} bytes, got {path.stat().st_size}")
-    try:
-        return network.prepare(open_image(path.read_bytes()))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+def _prepare(
+    network: Weights, paths: Sequence[Path], complain: Complain
+) -> Iterator[tuple[Path, Prepared]]:
+    """The files that are images, each with what the network sees of it."""
+    for path in paths:
+        try:
+            size = path.stat().st_size
+            if size > MAX_BYTES:
+                raise ValueError(f"a file must have at most {MAX_BYTES} bytes, got {size}")
+            yield path, network.prepare(open_image(path.read_bytes()))
+        except OSError as error:
+            complain(describe_os_error(error))
+        except ValueError as error:
+            complain(f"{path}: {error}")
 
 
 @torch.inference_mode()
 def _classify(
-    network: Weights, paths: Sequence[Path], prepared: Sequence[Prepared], num_labels: int
-) -> list[tuple[dict[str, object], Image.Image]]:
-    """For each file its answer, and a picture of what was seen and reconstructed."""
-    images = network.to_input(np.stack([each.pixels for each in prepared]))
+    network: Weights, prepared: Sequence[tuple[Path, Prepared]], num_labels: int, *, draw: bool
+) -> list[tuple[dict[str, object], Image.Image | None]]:
+    """For each file its answer and, if asked for, a picture of what was seen and reconstructed."""
+    images = network.to_input(np.stack([each.pixels for _, each in prepared]))
     model, names = network.model, network.class_names
     if isinstance(model, CapsNet):
         output = model(images)
         measure, scores = "lengths", output.lengths
     else:
-        measure, scores = "probabilities", model(images).softmax(dim=1)
+        scores = class_probabilities(model(images), network.labels_per_image)
+        measure = "probabilities"
     order = scores.argsort(dim=1, descending=True)[:, :num_labels]  # (B, N)
     drawn = None
-    if isinstance(model, CapsNet) and model.config.decoder:
+    if draw and isinstance(model, CapsNet):
         drawn = model.decode(output.capsules, order)  # (B, N, C, H, W)
-    found = []
-    for row, (path, each) in enumerate(zip(paths, prepared, strict=True)):
+    found: list[tuple[dict[str, object], Image.Image | None]] = []
+    for row, (path, each) in enumerate(prepared):
         rounded = [round(score, 4) for score in scores[row].tolist()]
         answer: dict[str, object] = {
             "file": str(path),
             "classes": [names[number] for number in order[row].tolist()],
             measure: dict(zip(names, rounded, strict=True)),
             "polarity": each.polarity,
+            "blank": each.polarity is not None and not each.pixels.any(),
         }
-        pictures = [each.pixels, *(drawn[row].numpy() if drawn is not None else ())]
-        strip = to_bytes(np.concatenate(pictures, axis=2))  # (C, H, W · (1 + N))
-        found.append((answer, Image.fromarray(strip.transpose(1, 2, 0).squeeze())))
+        picture = None
+        if drawn is not None:
+            strip = np.concatenate([each.pixels, *drawn[row].numpy()], axis=2)  # (C, H, W · (1+N))
+            picture = Image.fromarray(to_bytes(strip).transpose(1, 2, 0).squeeze())
+        found.append((answer, picture))
     return found
 
 
@@ -136,18 +168,25 @@ def _describe(answer: dict[str, object]) -> str:
     assert isinstance(classes, list)
     said = " and ".join(f"{name} ({scores[name]:.2f})" for name in classes)
     note = ", dark on light" if answer["polarity"] == "dark on light" else ""
+    if answer["blank"]:
+        note = "; there is no ink in it"
     return f"{answer['file']}: {said}{note}"
 
 
 def _print_csv(answers: Sequence[dict[str, object]], names: Sequence[str]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "classes", "polarity", *names])
+    writer.writerow(["file", "classes", "polarity", "blank", *names])
     for answer in answers:
         scores = answer.get("lengths", answer.get("probabilities"))
         classes = answer["classes"]
         assert isinstance(scores, dict)
         assert isinstance(classes, list)
-        row = [answer["file"], "; ".join(classes), answer["polarity"] or ""]
+        row = [
+            answer["file"],
+            "; ".join(classes),
+            answer["polarity"] or "",
+            str(answer["blank"]).lower(),
+        ]
         writer.writerow([*row, *(scores[name] for name in names)])
     sys.stdout.write(text.getvalue())

@@ -54,6 +54,11 @@ class Weights:
         return is_grey and (self.dataset is None or self.dataset in _DIGIT_DATASETS)
 
     @property
+    def labels_per_image(self) -> int:
+        """How many classes an image of the network's training set shows."""
+        return 2 if self.dataset == "multimnist" else 1
+
+    @property
     def error_rate(self) -> float | None:
         """Test error by the record, as a share."""
         metrics = self.record.get("metrics")

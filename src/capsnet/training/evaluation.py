@@ -219,6 +219,13 @@ def check_fit(config: ModelConfig, split: Split) -> None:
         )
 
 
+def class_probabilities(
+    logits: Float[Tensor, "B K"], labels_per_image: int
+) -> Float[Tensor, "B K"]:
+    """What a baseline's logits say: one class excludes the others, or each stands for itself."""
+    return logits.softmax(dim=1) if labels_per_image == 1 else logits.sigmoid()
+
+
 def _score(
     model: Model, images: Float[Tensor, "B C H W"], labels: Int[Tensor, "B N"]
 ) -> tuple[Float[Tensor, "B K"], Float[Tensor, "B N C H W"] | None]:
@@ -226,8 +233,7 @@ def _score(
     if isinstance(model, CapsNet):
         output = model(images, reconstruct=labels if model.config.decoder else None)
         return output.lengths.float(), output.reconstruction
-    logits = model(images).float()
-    return (logits.softmax(dim=1) if labels.shape[1] == 1 else logits.sigmoid()), None
+    return class_probabilities(model(images).float(), labels.shape[1]), None
 
 
 def _summarise(
