@@ -91,7 +91,8 @@ def couple_parents(
         return 1 / (num_parents + orphan)
     if not orphan:
         return logits.softmax(dim=-1)
-    # §7: a capsule may send its output to none of the parents, at a constant logit of zero.
+    # §7: a capsule may send its output to none of the parents. That its logit is a constant zero
+    # is from the authors' code.
     return F.pad(logits, (1, 0)).softmax(dim=-1)[..., 1:]
 
 

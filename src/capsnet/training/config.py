@@ -52,7 +52,7 @@ class TrainConfig:
     """Updates to make, where epochs mean little (MultiMNIST has 60 million examples)."""
 
     batch_size: int = 128
-    """Images in one update, over all processes together."""
+    """Images in one update, over all processes together (the paper names 128 for CIFAR-10 only)."""
 
     learning_rate: float = 1e-3
     """Highest learning rate of Adam (TensorFlow's default, §4)."""
@@ -69,8 +69,8 @@ class TrainConfig:
     reconstruction_weight: float = 0.01
     """Weight of the summed squared error beside the margin loss summed over classes.
 
-    §4.1 says 0.0005; the authors' code averages the margin loss over ten classes and halves it,
-    which amounts to 0.01 in these units.
+    Differs from the paper: §4.1 says 0.0005; the authors' code averages the margin loss over ten
+    classes and halves it, which makes it 0.01 in these units.
     """
 
     upper: float = 0.9

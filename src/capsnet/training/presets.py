@@ -8,7 +8,7 @@ from capsnet.models import CapsNetConfig, ModelConfig, model_config
 from capsnet.names import unknown_name
 from capsnet.training.config import TrainConfig, override
 
-#: §5, Table 1: the authors trained for 640 epochs on MNIST.
+#: What the authors' code runs on MNIST, 640 epochs; the paper gives no number.
 PAPER_STEPS = 300_000
 
 
@@ -82,7 +82,10 @@ def configure(name: str, changes: Mapping[str, object] | None = None) -> TrainCo
 
 
 def _capsnet(name: str) -> CapsNetConfig:
-    """A network of the paper with the authors' initial values, which train better in few epochs."""
+    """A network of the paper that starts as in the authors' code.
+
+    Differs from the paper: it names neither initial values nor the factor on the primary capsules.
+    """
     config = model_config(name)
     assert isinstance(config, CapsNetConfig)
     return replace(config, initialisation="authors", uniform_primary_coupling=True)
