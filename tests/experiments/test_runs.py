@@ -130,7 +130,7 @@ def test_networks_that_cannot_show_what_is_asked_are_refused(tmp_path: Path) -> 
     pairs = write_run(
         tmp_path / "b", "mnist", error=0.1, changes={"model": TINY}, with_weights=True
     )
-    with pytest.raises(ValueError, match="images of multimnist have shape"):
+    with pytest.raises(ValueError, match="fig5 needs a network trained on multimnist"):
         reproduce("fig5", Options(weights=(str(pairs),), out=tmp_path))
     baseline: dict[str, object] = {"conv_channels": (4, 3, 2), "hidden_sizes": (5,)}
     cnn = write_run(
@@ -138,6 +138,13 @@ def test_networks_that_cannot_show_what_is_asked_are_refused(tmp_path: Path) -> 
     )
     with pytest.raises(ValueError, match="has no capsules"):
         reproduce("figA1", Options(weights=(str(cnn),), out=tmp_path))
+
+
+def test_network_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
+    changes = {"model": TINY, "data": {"data_dir": "photos"}}
+    run = write_run(tmp_path / "a", "folder", error=0.1, changes=changes, with_weights=True)
+    with pytest.raises(ValueError, match=r"fig4 needs a network trained on mnist, but .*/a was"):
+        reproduce("fig4", Options(weights=(str(run),), out=tmp_path))
 
 
 def test_options_out_of_range_are_named() -> None:

@@ -11,6 +11,7 @@ from capsnet.experiments import claims, digits, iterations, overlap, tables
 from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
 from capsnet.experiments.runs import Found, Need, Options, Say, gather
 from capsnet.names import unknown_name
+from capsnet.training import configure
 from capsnet.training.progress import Reporter
 from capsnet.training.records import describe_environment, write_json
 
@@ -159,6 +160,7 @@ def reproduce(
     images = options.out or (results if options.quick else Path("docs/images"))
     result = results / f"{prefix}{name}.json"
     found = gather(experiment.needs, options, say, reporter)
+    _check_data(experiment, found)
     inputs = _inputs(found, options)
     stored = read_result(result)
     if stored is not None and stored.get("inputs") == inputs and not options.overwrite:
@@ -191,6 +193,18 @@ def reproduce(
     results.mkdir(parents=True, exist_ok=True)
     write_json(result, record)
     return Reproduced(record, result, tuple(images / file for file in drawn), is_new=True)
+
+
+def _check_data(experiment: Experiment, found: Found) -> None:
+    """Raises a ValueError if a network is known to be of other data than the experiment's."""
+    for need in experiment.needs:
+        wanted = configure(need.preset, need.changes).data.name
+        for run in found[need.role]:
+            if run.config is not None and run.config.data.name != wanted:
+                raise ValueError(
+                    f"{experiment.name} needs a network trained on {wanted}, "
+                    f"but {run.source} was trained on {run.config.data.name}"
+                )
 
 
 def _inputs(found: Found, options: Options) -> dict[str, object]:

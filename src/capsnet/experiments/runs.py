@@ -10,7 +10,7 @@ from capsnet.data import DataConfig
 from capsnet.models import CapsNetConfig, Model
 from capsnet.models.weights import WEIGHTS, find_weights, list_weights, load_weights, read_tensors
 from capsnet.training import TrainConfig, configure, train
-from capsnet.training.config import differing_fields, from_dict, override, to_dict
+from capsnet.training.config import check_count, differing_fields, from_dict, override, to_dict
 from capsnet.training.progress import Reporter
 from capsnet.training.records import CONFIG, LOG, RESULT, file_digest, read_json
 
@@ -97,9 +97,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("trials", "epochs", "steps", "threads", "num_examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_count(name, getattr(self, name))
         for digit in self.digits:
             if not 0 <= digit <= 9:
                 raise ValueError(f"digits must be 0 to 9, got {digit}")
