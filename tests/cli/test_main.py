@@ -1,11 +1,13 @@
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from capsnet.cli import app, describe_os_error, main
+from capsnet.experiments.catalogue import EXPERIMENTS
 
 
 def run(*arguments: str) -> int | str | None:
@@ -33,7 +35,16 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     if name in extras and importlib.util.find_spec(extras[name]) is None:
         pytest.skip(f"{extras[name]} is not installed")
     assert run(name, "--help") == 0
-    assert f"capsnet {name}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"capsnet {name}" in shown
+    python = re.findall(r"\bNone\b|`|\w\(\)|\w\[\w", shown)
+    assert not python, "help is for people who need not know Python"
+
+
+def test_help_of_reproduce_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("reproduce", "--help") == 0
+    words = re.findall(r"[\w-]+", capsys.readouterr().out)
+    assert set(EXPERIMENTS) <= set(words)
 
 
 @pytest.mark.parametrize(

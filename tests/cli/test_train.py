@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from torch.testing import assert_close
 
 from capsnet.cli import main
@@ -64,6 +65,21 @@ def test_evaluate_lists_wrong_examples_and_takes_ensembles(
     assert lines[-1].endswith("more (--json lists them)")
     assert run("evaluate", "runs/mnist-seed0", "--dataset", "mnist-40") == 2
     assert "have shape (1, 40, 40), but the model takes (1, 28, 28)" in capsys.readouterr().err
+
+
+def test_wrong_examples_of_own_images_are_named_by_their_folders(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, level in (("cat", 10), ("dog", 200)):
+        Path("pets", name).mkdir(parents=True)
+        for number in range(50):
+            Image.new("L", (28, 28), level + number).save(Path("pets", name, f"{number}.png"))
+    own = ["--data-dir", "pets", "--image-size", "28", "--image-channels", "1"]
+    assert run("train", "folder", *own, *SMALL, "--steps", "1") == 0
+    capsys.readouterr()
+    assert run("evaluate", "runs/folder-seed0") == 0
+    first = capsys.readouterr().out.splitlines()[1]
+    assert "cat taken for dog" in first or "dog taken for cat" in first
 
 
 def test_resumed_run_needs_no_settings_but_refuses_others(

@@ -20,7 +20,7 @@ Digits = Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)]
 
 
 def reproduce(
-    name: str | None = None,
+    name: Annotated[str | None, Parameter(help=f"One of {', '.join(EXPERIMENTS)}.")] = None,
     *,
     runs: Path = Path("runs"),
     out: Path | None = None,
@@ -43,7 +43,7 @@ def reproduce(
     the result is up to date. Writes results/NAME.json and docs/images/NAME.png.
 
     Args:
-        name: table1, fig3, fig4, fig5, figA1, figA2, affnist, cifar10, smallnorb, svhn or claims.
+        name: The table, figure or claim; the help lists them as they are registered.
         runs: Folder of runs, searched for finished ones; new ones are trained there.
         out: Folder for result and pictures together.
         weights: Run directory, weights file or shipped name to use instead of searching; an

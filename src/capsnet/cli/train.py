@@ -240,9 +240,10 @@ def evaluate(
         data = replace(data, data_dir=data_dir)
     if num_examples is None and trained is not None:
         num_examples = trained.num_evaluated
+    examples = load_split(data, split)
     evaluation = evaluate_models(
         [model for model, _ in loaded],
-        load_split(data, split),
+        examples,
         num_examples=num_examples,
         batch_size=batch_size,
         device=str(find_device(device)),
@@ -253,7 +254,8 @@ def evaluate(
     print(evaluation.describe())
     for example in evaluation.wrong[:MAX_SHOWN]:
         labels, predictions = (
-            ", ".join(map(str, classes)) for classes in (example.labels, example.predictions)
+            ", ".join(examples.class_names[number] for number in numbers)
+            for numbers in (example.labels, example.predictions)
         )
         print(f"  example {example.index:,}: {labels} taken for {predictions}")
     if evaluation.num_errors > MAX_SHOWN:

@@ -45,15 +45,15 @@ class DataConfig:
     """Which dataset, and how it is prepared; nothing here depends on a training run's seed."""
 
     name: str = "mnist"
-    """The dataset; `list_datasets()` names all."""
+    """The dataset; capsnet list shows all."""
     data_dir: Path | None = None
-    """Folder of datasets, or of a user's own images; None for CAPSNET_DATA or the cache."""
+    """Folder of datasets, or of your own images; default: CAPSNET_DATA, or the user's cache."""
     shift: int | None = None
-    """Most pixels an image is shifted; None for the paper's value (own images: 0)."""
+    """Most pixels an image is shifted; default: the paper's value (own images: 0)."""
     num_train: int | None = None
-    """Use only the first so many training images (MultiMNIST: digits); None for all."""
+    """Use only the first so many training images (MultiMNIST: digits); default: all."""
     held_out: int = 0
-    """The last so many training images (MultiMNIST: digits) are the split `validation` instead."""
+    """The last so many training images (MultiMNIST: digits) are the validation set instead."""
     generation_seed: int = 0
     """Decides what is made up: pairs, warps and places of digits, the test part of own images."""
     image_size: int = 32
@@ -61,7 +61,7 @@ class DataConfig:
     image_channels: int = 3
     """Own images: 3 for colour, 1 for grey."""
     test_fraction: float = 0.2
-    """Own images without folders `train` and `test`: the part of each class for testing."""
+    """Own images without folders train and test: the part of each class for testing."""
 
 
 def list_datasets() -> tuple[str, ...]:
