@@ -157,6 +157,15 @@ def test_each_mistake_gets_a_sentence(
     answer = client.post(f"/api/{path}", json=body)
     assert answer.status_code == 422
     assert sentence in answer.json()["error"]
+    assert "Value error" not in answer.json()["error"]
+
+
+def test_garbage_is_said_not_to_be_json(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/api/predict", content=b"{garbage", headers=headers)
+    assert answer.json() == {"error": "the body of a request must be JSON"}
+    empty = client.post("/api/predict", headers=headers)
+    assert empty.json() == {"error": "the body: Field required"}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +234,10 @@ def test_unknown_paths_methods_and_digits_are_answered_by_a_sentence(client: Tes
 def test_a_foreign_name_of_the_server_is_refused(small: list[Weights]) -> None:
     """Otherwise a page elsewhere could reach it by a name that it points to 127.0.0.1."""
     with TestClient(create_app(small, hosts=("127.0.0.1",))) as client:
-        assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
+        for host in ("evil.example", "127.0.0.1.evil.example", "127.0.0.1:80:80", "[::1", ""):
+            refused = client.get("/", headers={"Host": host})
+            assert refused.status_code == 400
+            assert refused.json() == {"error": "the host must be 127.0.0.1"}
         assert client.get("/", headers={"Host": "127.0.0.1:8000"}).status_code == 200
 
 

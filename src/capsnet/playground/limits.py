@@ -1,13 +1,14 @@
-"""What keeps the playground's server up: one thread with a bounded queue, small bodies, headers."""
+"""What keeps the playground's server up: a bounded queue, known hosts, small bodies, headers."""
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, TypeVar
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Answer = TypeVar("Answer")
@@ -66,6 +67,25 @@ class BodyLimit:
             return messages.pop(0) if messages else await receive()
 
         await self.app(scope, replay, send)
+
+
+class KnownHosts:
+    """Refuses requests to other names, as a page elsewhere may point a name of its own at us."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self.app = app
+        self.hosts = tuple(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, if it is to one of the names."""
+        if scope["type"] != "lifespan" and "*" not in self.hosts:
+            given = Headers(scope=scope).get("host", "")
+            parts = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", given)
+            if parts is None or parts[1].lower() not in self.hosts:
+                sentence = f"the host must be {' or '.join(self.hosts)}"
+                await JSONResponse({"error": sentence}, 400)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 class SecurityHeaders:

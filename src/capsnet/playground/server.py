@@ -19,12 +19,11 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from jaxtyping import Float32, UInt8
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from torch import Tensor
 
 from capsnet import __version__
 from capsnet.playground.engine import Engine
-from capsnet.playground.limits import BodyLimit, ModelQueue, SecurityHeaders
+from capsnet.playground.limits import BodyLimit, KnownHosts, ModelQueue, SecurityHeaders
 from capsnet.playground.networks import Weights
 from capsnet.playground.pictures import (
     DIGIT,
@@ -75,7 +74,7 @@ def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> 
         responses={code: {"model": Mistake} for code in (413, 422, 429)},
     )
     app.add_middleware(BodyLimit)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    app.add_middleware(KnownHosts, hosts=hosts)
     app.add_middleware(SecurityHeaders)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(StarletteHTTPException, _answer_http)
@@ -256,8 +255,10 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     """The first mistake in a body, without the value, which JSON may not be able to hold."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = ".".join(str(step) for step in first["loc"] if step != "body")
-    sentence = f"{place}: {first['msg']}" if place else str(first["msg"])
+    if first["type"] == "json_invalid":  # its place is a number of a character, no field
+        return JSONResponse({"error": "the body of a request must be JSON"}, 422)
+    place = ".".join(str(step) for step in first["loc"] if step != "body") or "the body"
+    sentence = f"{place}: {str(first['msg']).removeprefix('Value error, ')}"
     return JSONResponse({"error": _printable(sentence)}, 422)
 
 
