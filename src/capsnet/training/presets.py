@@ -84,11 +84,12 @@ def configure(name: str, changes: Mapping[str, object] | None = None) -> TrainCo
 def _capsnet(name: str) -> CapsNetConfig:
     """A network of the paper that starts as in the authors' code.
 
-    Differs from the paper: it names neither initial values nor the factor on the primary capsules.
+    Differs from the paper: it names neither initial values, nor the factor on the primary capsules,
+    nor a bias of the class capsules; docs/log.md has what they bring.
     """
     config = model_config(name)
     assert isinstance(config, CapsNetConfig)
-    return replace(config, initialisation="authors", uniform_primary_coupling=True)
+    return replace(config, initialisation="authors", bias=True, uniform_primary_coupling=True)
 
 
 def _digits(preset_name: str, model: ModelConfig) -> TrainConfig:
