@@ -59,6 +59,13 @@ def test_convolution_equals_the_reference(algorithm: Algorithm) -> None:
         assert_close(image, torch.from_numpy(known), rtol=0, atol=1e-12)
 
 
+@pytest.fixture(params=[256, 2], ids=["one block", "many blocks"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All images at once, or one after the other as many are in blocks."""
+    monkeypatch.setattr("capsnet.functional.frequency._BLOCK_TILES", request.param)
+
+
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("size", "kernel", "stride", "padding", "tiles"), SHAPES)
 def test_frequency_form_has_values_and_gradients_of_the_direct_one(
     size: tuple[int, int],
@@ -67,7 +74,7 @@ def test_frequency_form_has_values_and_gradients_of_the_direct_one(
     padding: int,
     tiles: tuple[int, int],
 ) -> None:
-    images = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    images = torch.randn(4, 3, *size, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 3, *kernel, dtype=torch.float64, requires_grad=True)
     direct = F.conv2d(images, weight, stride=stride, padding=padding)
     fast = frequency(images, weight, stride, padding, tiles)

@@ -85,16 +85,23 @@ def data_factors(plan: Plan, tiles: Tensor) -> Factors:
 
 def multiply_factors(plan: Plan, tiles: Tensor, kernel: Factors) -> list[Tensor]:
     """Returns the products of every band, summed over channels and phases, (factors, tile, out)."""
-    # The first phase has all factors; a later one may lack the last of a band, or the last band.
     products: list[Tensor] = []
     for index, (data, factors) in enumerate(zip(data_factors(plan, tiles), kernel, strict=True)):
         for band, (left, right) in enumerate(zip(data, factors, strict=True)):
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-            if index == 0:
-                products.append(left @ right)
-            else:
-                products[band][: len(left)].baddbmm_(left, right)
+            if not products:
+                products = _new_products(plan, len(tiles), right)
+            # The first phase has all factors; others may lack the last of a band, or a band.
+            part = products[band][: len(left)]
+            torch.baddbmm(part, left, right, beta=min(index, 1), out=part)
     return products
+
+
+def _new_products(plan: Plan, num_tiles: int, like: Tensor) -> list[Tensor]:
+    """Room for the products of every band, in one piece: small ones would litter the memory."""
+    sizes = [matrix.shape[1] for matrix in plan.column_output]
+    room = like.new_empty(sum(sizes), num_tiles, like.shape[-1])
+    return list(room.split(sizes))
 
 
 def interpolate(plan: Plan, products: list[Tensor]) -> Tensor:
@@ -111,12 +118,12 @@ def interpolate(plan: Plan, products: list[Tensor]) -> Tensor:
 
 def transform_gradient(plan: Plan, gradient: Tensor) -> list[Tensor]:
     """Returns the gradient of every band's products from that of the outputs of `interpolate`."""
-    _, columns, num_tiles, num_outputs = gradient.shape
+    _, columns, num_tiles, _ = gradient.shape
     values = (plan.row_output.t() @ gradient.flatten(1)).unflatten(1, (columns, -1))
-    return [
-        (matrix.t() @ values[band].flatten(0, 1)).unflatten(1, (num_tiles, num_outputs))
-        for band, matrix in zip(plan.bands, plan.column_output, strict=True)
-    ]
+    products = _new_products(plan, num_tiles, gradient)
+    for band, matrix, part in zip(plan.bands, plan.column_output, products, strict=True):
+        torch.mm(matrix.t(), values[band].flatten(0, 1), out=part.flatten(1))
+    return products
 
 
 def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, channels: int) -> Tensor:
@@ -175,6 +182,11 @@ else:
     _Context = FunctionCtx
 
 
+# Tiles that go through all steps together: enough for matrix products at full speed, while what is
+# in between the steps stays small.
+_BLOCK_TILES = 256
+
+
 class FrequencyConvolution(torch.autograd.Function):
     """Convolution as products in the frequency domain; so are both gradients.
 
@@ -192,14 +204,20 @@ class FrequencyConvolution(torch.autograd.Function):
         kernel: Factors | None,
     ) -> Tensor:
         """Returns (B, out, outH, outW); the kernel factors may come with the weight."""
-        tiles = cut_tiles(plan, images)
         ctx.plan, ctx.kernel = plan, kernel
         ctx.save_for_backward(images, weight)
-        products = multiply_factors(plan, tiles, kernel or kernel_factors(plan, weight))
-        outputs = interpolate(plan, products)  # (row, column, tile, out)
-        if bias is not None:
-            outputs += bias
-        return own_view(join_outputs(plan, outputs))
+        size = _block_size(plan)
+        if len(images) <= size:
+            return own_view(_convolve(plan, images, weight, bias, kernel))
+        outputs = torch.empty(
+            (len(images), len(weight), *plan.output_grid),
+            dtype=weight.dtype,
+            device=weight.device,
+            memory_format=torch.channels_last,
+        )
+        for block, target in zip(images.split(size), outputs.split(size), strict=True):
+            target.copy_(_convolve(plan, block, weight, bias, kernel))
+        return outputs
 
     @staticmethod
     def backward(
@@ -216,15 +234,52 @@ class FrequencyConvolution(torch.autograd.Function):
                 None,
                 None,
             )
-        tiles = cut_tiles(plan, images)
-        gradients = transform_gradient(plan, cut_outputs(plan, gradient))
-        by_images = by_weight = by_bias = None
-        if ctx.needs_input_grad[1]:
-            by_weight = weight_gradient(plan, gradients, tiles)
-        if ctx.needs_input_grad[0]:
-            kernel = ctx.kernel or kernel_factors(plan, weight)
-            by_tiles = tile_gradient(plan, gradients, kernel, channels=tiles.shape[3])
-            by_images = join_tiles(plan, by_tiles)
-        if ctx.needs_input_grad[2]:
-            by_bias = gradient.sum(dim=(0, 2, 3))
+        parts = [
+            _convolve_back(ctx, block, ahead)
+            for block, ahead in zip(
+                images.split(_block_size(plan)), gradient.split(_block_size(plan)), strict=True
+            )
+        ]
+        by_images, by_weight = parts[0]
+        for _, part in parts[1:]:
+            by_weight = None if by_weight is None or part is None else by_weight.add_(part)
+        if by_images is not None and len(parts) > 1:
+            by_images = torch.cat(
+                [part.permute(0, 2, 3, 1) for part, _ in parts if part is not None]
+            )
+            by_images = by_images.permute(0, 3, 1, 2)
+        by_bias = gradient.sum(dim=(0, 2, 3)) if ctx.needs_input_grad[2] else None
         return by_images, by_weight, by_bias, None, None
+
+
+def _convolve(
+    plan: Plan, images: Tensor, weight: Tensor, bias: Tensor | None, kernel: Factors | None
+) -> Tensor:
+    """The outputs of one block of images."""
+    kernel = kernel_factors(plan, weight) if kernel is None else kernel
+    products = multiply_factors(plan, cut_tiles(plan, images), kernel)
+    outputs = interpolate(plan, products)  # (row, column, tile, out)
+    if bias is not None:
+        outputs += bias
+    return join_outputs(plan, outputs)
+
+
+def _convolve_back(
+    ctx: _Context, images: Tensor, gradient: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of images and weight of one block of images, where they are needed."""
+    plan, weight = ctx.plan, ctx.saved_tensors[1]
+    by_images = by_weight = None
+    gradients = transform_gradient(plan, cut_outputs(plan, gradient))
+    if ctx.needs_input_grad[1]:
+        by_weight = weight_gradient(plan, gradients, cut_tiles(plan, images))
+    if ctx.needs_input_grad[0]:
+        kernel = kernel_factors(plan, weight) if ctx.kernel is None else ctx.kernel
+        tiles = tile_gradient(plan, gradients, kernel, channels=images.shape[1])
+        by_images = join_tiles(plan, tiles)
+    return by_images, by_weight
+
+
+def _block_size(plan: Plan) -> int:
+    """How many images go through all steps together."""
+    return max(1, _BLOCK_TILES // (plan.num_tiles[0] * plan.num_tiles[1]))
