@@ -15,13 +15,23 @@ from capsnet.experiments.benchmark import (
     IMPLEMENTATIONS,
     Case,
     Implementation,
+    Kind,
     Measurement,
     Task,
     Worker,
     prepare,
 )
 from capsnet.experiments.growth import Sweep, draw_growth, run_growth
-from capsnet.experiments.speed import growth_table, run_speed, speed_table, write_page
+from capsnet.experiments.speed import (
+    growth_table,
+    measure_parts,
+    measure_rounding,
+    parts_table,
+    rounding_table,
+    run_speed,
+    speed_table,
+    write_page,
+)
 from capsnet.experiments.textbook import TextbookCapsNet, TextbookCNN
 from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig
 from capsnet.training.records import read_json, write_json
@@ -69,11 +79,42 @@ def test_every_case_runs_in_both_implementations(
     prepare(replace(case.task, batch=1, size=10, capsules=7), implementation)()
 
 
+@pytest.mark.parametrize("kind", ["products", "first"])
+def test_every_part_runs(kind: Kind) -> None:
+    prepare(Task(kind, batch=1, size=10), "capsnet")()
+
+
+def test_parts_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"products": 0.1, "convolution": 0.3, "routing": 0.2, "first": 0.05, "train": 0.7}
+    monkeypatch.setattr(
+        "capsnet.experiments.speed.measure_alone", lambda task, **options: seconds[task.kind]
+    )
+    parts = measure_parts(repeats=1, threads=1)
+    assert list(parts.values()) == pytest.approx([0.1, 0.2, 0.2, 0.05, 0.15, 0.7])
+    assert parts_table({"parts": parts})[-1].split() == [
+        "|",
+        "step",
+        "|",
+        "0.70",
+        "s",
+        "|",
+        "100%",
+        "|",
+    ]
+
+
+def test_frequency_form_rounds_no_more_at_full_size() -> None:
+    errors = measure_rounding(batch=16)
+    for name, error in errors["frequency"].items():
+        assert 0 < error <= errors["direct"][name]
+    assert rounding_table({"rounding": errors})[0].startswith("| form")
+
+
 def test_bench_measures_one_case_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench("routing", quick=True, repeats=1, threads=1, out=tmp_path, json=True) == 0
-    record = read_json(tmp_path / "quick-bench-speed.json")
+    record = read_json(tmp_path / "quick-bench-routing.json")
     assert json.loads(capsys.readouterr().out) == {"speed": record}
     assert record["quick"]
     (row,) = rows_of(record)

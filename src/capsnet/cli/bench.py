@@ -12,7 +12,14 @@ from cyclopts import Parameter
 from capsnet.experiments.benchmark import CASES, Case
 from capsnet.experiments.growth import QUICK_SWEEPS, SWEEPS, draw_growth, run_growth
 from capsnet.experiments.outcome import quick_prefix
-from capsnet.experiments.speed import growth_table, run_speed, speed_table, write_page
+from capsnet.experiments.speed import (
+    growth_table,
+    measure_parts,
+    measure_rounding,
+    run_speed,
+    speed_table,
+    write_page,
+)
 from capsnet.names import unknown_name
 from capsnet.training.records import write_json
 
@@ -35,11 +42,12 @@ def bench(
     """Measure speed and memory against plain PyTorch, and how both grow.
 
     Both stand ready in processes of their own and take turns. Writes results/bench-speed.json,
-    results/bench-growth.json, a picture, and the tables of docs/speed.md if that page is there.
+    results/bench-growth.json, a picture, and the tables of docs/speed.md if that page is there;
+    for cases by name only results/bench-NAME.json.
 
     Args:
         cases: mnist, multimnist, svhn, cnn-mnist, cnn-multimnist, conv20, conv28, routing,
-            evaluate256 or evaluate1; all if none is named, and only these without growth.
+            evaluate256 or evaluate1; all if none is named.
         growth: Measure how time and memory grow.
         repeats: Turns of each.
         threads: CPU threads; default: one for each core.
@@ -59,7 +67,12 @@ def bench(
     prefix = quick_prefix(quick)
     batch = 4 if quick else None
     speed = run_speed(chosen, repeats=repeats, threads=num_threads, batch=batch, say=say)
-    written = [_write(out / f"{prefix}bench-speed.json", speed)]
+    if not quick and not cases:
+        say("measuring parts of a step and rounding")
+        speed["parts"] = measure_parts(repeats=repeats, threads=num_threads)
+        speed["rounding"] = measure_rounding()
+    name = "-".join(cases) or "speed"
+    written = [_write(out / f"{prefix}bench-{name}.json", speed)]
     records = {"speed": speed}
     if growth and not cases:
         sweeps = QUICK_SWEEPS if quick else SWEEPS

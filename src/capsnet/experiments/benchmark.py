@@ -32,10 +32,11 @@ from capsnet.functional import (
     store_parents_first,
     store_taps_first,
 )
+from capsnet.functional.plan import make_plan
 from capsnet.models import CapsNet, CapsNetConfig, model_config, model_from_config
 from capsnet.training.optimiser import FusedAdam
 
-Kind = Literal["train", "evaluate", "convolution", "routing", "matmul"]
+Kind = Literal["train", "evaluate", "convolution", "products", "first", "routing", "matmul"]
 Implementation = Literal["capsnet", "textbook"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("capsnet", "textbook")
 
@@ -45,7 +46,8 @@ class Task:
     """What is measured: one kind of work at one size."""
 
     kind: Kind
-    """A training step, evaluation of a batch, or forward and backward of one operation alone."""
+    """A training step, evaluation of a batch, or forward and backward of one operation alone:
+    the primary convolution, the products in its frequency form, the first convolution, routing."""
     batch: int = 128
     """Images."""
     model: str = "capsnet_mnist"
@@ -96,6 +98,10 @@ def prepare(task: Task, implementation: Implementation) -> Callable[[], None]:
             return _prepare_evaluation(task, ours)
         case "convolution":
             return _prepare_convolution(task, ours)
+        case "products":
+            return _prepare_products(task)
+        case "first":
+            return _prepare_first(task, ours)
         case "routing":
             return _prepare_routing(task, ours)
         case "matmul":
@@ -165,6 +171,41 @@ def _prepare_convolution(task: Task, ours: bool) -> Callable[[], None]:
         convolve = convolve2d if ours else F.conv2d
         outputs = convolve(images, weight, stride=2)
         torch.autograd.grad(outputs, (images, weight), ahead.expand_as(outputs))
+
+    return both_passes
+
+
+def _prepare_products(task: Task) -> Callable[[], None]:
+    """The matrix products of the frequency form and of both its gradients, without transforms."""
+    plan = make_plan(
+        (task.size, task.size), (9, 9), stride=2, padding=0, num_tiles=(1, 1), dtype=torch.float32
+    )
+    factors = max(sum(len(taps) for taps in phase.taps) for phase in plan.phases)
+    data, kernel = torch.randn(factors, task.batch, 256), torch.randn(factors, 256, 256)
+    products, gradient = torch.empty_like(data), torch.empty_like(kernel)
+    counts = [sum(len(taps) for taps in phase.taps) for phase in plan.phases]
+
+    def multiply() -> None:
+        for n in counts:
+            torch.bmm(data[:n], kernel[:n], out=products[:n])
+            torch.bmm(data[:n], kernel[:n].transpose(1, 2), out=products[:n])
+            torch.bmm(data[:n].transpose(1, 2), data[:n], out=gradient[:n])
+
+    return multiply
+
+
+def _prepare_first(task: Task, ours: bool) -> Callable[[], None]:
+    images = torch.rand(task.batch, 1, 28, 28)
+    weight, bias = torch.randn(256, 1, 9, 9, requires_grad=True), torch.randn(256)
+    bias.requires_grad_()
+    convolve = convolve2d if ours else F.conv2d
+    ahead = torch.randn(convolve(images, weight, bias).shape).contiguous(
+        memory_format=torch.channels_last
+    )
+
+    def both_passes() -> None:
+        outputs = convolve(images, weight, bias).relu_()
+        torch.autograd.grad(outputs, (weight, bias), ahead)
 
     return both_passes
 
@@ -331,6 +372,15 @@ def measure(task: Task, *, repeats: int, threads: int) -> dict[Implementation, M
             name: Measurement(seconds[name], round(worker.stop(), 1), worker.flops)
             for name, worker in workers.items()
         }
+
+
+def measure_alone(task: Task, *, repeats: int, threads: int) -> float:
+    """Returns the median seconds of a task in this package."""
+    worker = Worker(task, "capsnet", threads=threads)
+    try:
+        return statistics.median(worker.run() for _ in range(repeats))
+    finally:
+        worker.kill()
 
 
 def measure_peak(*, repeats: int, threads: int) -> float:

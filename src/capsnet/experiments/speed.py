@@ -5,14 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any  # rows are JSON
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from capsnet.experiments.benchmark import (
     Case,
     Implementation,
     Measurement,
     Task,
     measure,
+    measure_alone,
     measure_peak,
 )
+from capsnet.functional import convolve2d
 from capsnet.models.weights import write_atomically
 from capsnet.training.records import describe_environment, read_json
 
@@ -75,6 +81,75 @@ def _row(
     return row
 
 
+PARTS = {
+    "products of the primary convolution": Task("products"),
+    "the rest of it: transforms": Task("convolution"),  # less the products
+    "routing": Task("routing"),
+    "first convolution": Task("first"),
+}
+
+
+def measure_parts(*, repeats: int, threads: int) -> dict[str, float]:
+    """Returns the seconds of each part of a training step on MNIST, and of the step."""
+    seconds = {
+        name: measure_alone(task, repeats=repeats, threads=threads) for name, task in PARTS.items()
+    }
+    products, convolution, *_ = PARTS
+    seconds[convolution] -= seconds[products]
+    step = measure_alone(Task("train"), repeats=repeats, threads=threads)
+    seconds["decoder, losses, Adam and the rest"] = step - sum(seconds.values())
+    seconds["step"] = step
+    return {name: round(value, 6) for name, value in seconds.items()}
+
+
+def measure_rounding(batch: int = 128) -> dict[str, dict[str, float]]:
+    """Returns errors of the primary convolution on MNIST, in float32, relative to float64.
+
+    Root mean squares; features are positive, weights and gradients are not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, 256, 20, 20, generator=generator).relu_().requires_grad_()
+    weight = 0.05 * torch.randn(256, 256, 9, 9, generator=generator)
+    weight.requires_grad_()
+    ahead = torch.randn(batch, 256, 6, 6, generator=generator)
+
+    def differentiate(outputs: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(outputs, (images, weight), ahead.to(outputs.dtype))
+        return [value.detach().double() for value in (outputs, *gradients)]
+
+    truth = differentiate(F.conv2d(images.double(), weight.double(), stride=2))
+    errors: dict[str, dict[str, float]] = {}
+    for algorithm in ("direct", "frequency"):
+        values = differentiate(convolve2d(images, weight, stride=2, algorithm=algorithm))
+        names = ("values", "gradient of images", "gradient of weight")
+        errors[algorithm] = {
+            name: float(((value - true).square().mean() / true.square().mean()).sqrt())
+            for name, value, true in zip(names, values, truth, strict=True)
+        }
+    return errors
+
+
+def parts_table(record: Mapping[str, object]) -> list[str]:
+    """Returns a Markdown table of where the time of a step goes."""
+    parts = record["parts"]
+    assert isinstance(parts, dict)
+    rows = [
+        [name, _show_seconds(value), f"{value / parts['step']:.0%}"]
+        for name, value in parts.items()
+    ]
+    return _markdown(["part of a training step on MNIST", "time", "share"], rows)
+
+
+def rounding_table(record: Mapping[str, object]) -> list[str]:
+    """Returns a Markdown table of rounding errors."""
+    rounding = record["rounding"]
+    assert isinstance(rounding, dict)
+    rows = [
+        [name, *(f"{value:.1e}" for value in errors.values())] for name, errors in rounding.items()
+    ]
+    return _markdown(["form", *rounding["direct"]], rows)
+
+
 def speed_table(record: Mapping[str, object]) -> list[str]:
     """Returns a Markdown table of the cases."""
     rows = [
@@ -117,14 +192,19 @@ def growth_table(record: Mapping[str, object]) -> list[str]:
 
 
 def write_page(results: Path, page: Path) -> list[Path]:
-    """Renews the page's tables, between <!-- speed --> or <!-- growth --> and their ends."""
+    """Renews the page's tables, between <!-- speed --> and <!-- /speed --> and the like."""
     if not page.exists():
         return []
     text = page.read_text()
-    for name, table in (("speed", speed_table), ("growth", growth_table)):
-        source = results / f"bench-{name}.json"
-        if source.exists():
-            record = read_json(source)
+    for name, file, table in (
+        ("speed", "speed", speed_table),
+        ("parts", "speed", parts_table),
+        ("rounding", "speed", rounding_table),
+        ("growth", "growth", growth_table),
+    ):
+        source = results / f"bench-{file}.json"
+        record = read_json(source) if source.exists() else {}
+        if record.get("rows" if name in ("speed", "growth") else name):
             block = "\n".join([_describe(record, source), "", *table(record)])
             begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
             head, _, rest = text.partition(begin)
