@@ -15,6 +15,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param is not None:
         monkeypatch.setattr(module, "_BLOCK_NUMBERS", request.param)
         monkeypatch.setattr(module, "_BLOCK_IMAGES", 2)
+        monkeypatch.setattr(module, "_BLOCK_PARENTS", 2)
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

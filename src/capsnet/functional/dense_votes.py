@@ -6,10 +6,10 @@ and a sum of D terms. So the votes of a batch, (B, I, J, E), never exist. The wo
 parent through blocks of images and capsules, whose scratch of (B, D, I) stays in the cache.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from math import ceil
-from typing import TYPE_CHECKING
+from math import ceil, prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,10 +18,11 @@ from torch.autograd.function import FunctionCtx
 
 from capsnet.functional.routing import couple_parents
 
-# A block of 128 images and 400,000 numbers is large enough for matrix products at full speed and,
-# with the matrices of one parent, small enough for the second-level cache of two cores.
+# A block goes through all steps of an operation at once: large enough for matrix products at full
+# speed, small enough to stay in the cache.
 _BLOCK_IMAGES = 128
-_BLOCK_NUMBERS = 400_000
+_BLOCK_PARENTS = 16
+_BLOCK_NUMBERS = 1_000_000
 
 
 class DenseVotes:
@@ -48,20 +49,16 @@ class DenseVotes:
             )
         num_capsules, num_parents, in_dim, _ = weight.shape
         self.edges: tuple[int, ...] = (len(capsules), num_capsules, num_parents)
-        num_images = max(1, min(len(capsules), _BLOCK_IMAGES))
-        num_blocks = ceil(num_capsules * num_images * in_dim / _BLOCK_NUMBERS)
-        self._sizes = [len(block) for block in torch.arange(num_capsules).chunk(num_blocks)]
+        num_at_once = (
+            max(1, min(len(capsules), _BLOCK_IMAGES)) * min(num_parents, _BLOCK_PARENTS) * in_dim
+        )
+        num_blocks = ceil(num_capsules * num_at_once / _BLOCK_NUMBERS)
+        sizes = [len(block) for block in torch.arange(num_capsules).chunk(num_blocks)]
         # With the capsules innermost, everything below runs along contiguous memory.
         by_number = capsules.to(weight.dtype).transpose(1, 2)  # (B, D, I)
         by_parent = weight.permute(1, 3, 2, 0)  # (J, E, D, I)
-        self._blocks = [
-            (block.contiguous(), matrices.contiguous())
-            for block, matrices in zip(
-                by_number.split(self._sizes, dim=-1),
-                by_parent.split(self._sizes, dim=-1),
-                strict=True,
-            )
-        ]
+        self._capsules = [block.contiguous() for block in by_number.split(sizes, dim=-1)]
+        self._weights = [block.contiguous() for block in by_parent.split(sizes, dim=-1)]
 
     def couple(self, logits: Float[Tensor, "B I J"] | None, orphan: bool) -> Tensor | float:
         """Returns the softmax over the parents (Eq. 3)."""
@@ -72,33 +69,29 @@ class DenseVotes:
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | float) -> Float[Tensor, "B J E"]:
         """Returns Σ_i c_ij û_j|i (Eq. 2)."""
-        parts: list[Tensor]
-        with torch.autocast(self._blocks[0][0].device.type, enabled=False):
+        with torch.autocast(self._weights[0].device.type, enabled=False):
             if isinstance(coupling, float):
                 # One matrix product for all parents, (B, D * I) by (D * I, J * E).
-                parts = [u.flatten(1) @ w.flatten(0, 1).flatten(1).t() for u, w in self._blocks]
-                total: Tensor = coupling * _add(parts)
-                return total.reshape(self.edges[0], *self._blocks[0][1].shape[:2])
-            shares = coupling.permute(2, 0, 1).split(self._sizes, dim=-1)  # (J, B, I) each
-            parts = [
-                _WeightedSum.apply(share, u, w)  # type: ignore[no-untyped-call]
-                for share, (u, w) in zip(shares, self._blocks, strict=True)
-            ]
-            return _add(parts).transpose(0, 1)
+                parts = [
+                    capsules.flatten(1) @ weight.flatten(0, 1).flatten(1).t()
+                    for capsules, weight in zip(self._capsules, self._weights, strict=True)
+                ]
+                uniform: Tensor = coupling * reduce(torch.add, parts)
+                return uniform.reshape(self.edges[0], *self._weights[0].shape[:2])
+            by_parent = coupling.permute(2, 0, 1)  # (J, B, I)
+            total: Tensor = _WeightedSum.apply(  # type: ignore[no-untyped-call]
+                by_parent, *self._capsules, *self._weights
+            )
+            return total.transpose(0, 1)
 
     def agreement(self, outputs: Float[Tensor, "B J E"]) -> Float[Tensor, "B I J"]:
         """Returns û_j|i · v_j."""
         by_parent = outputs.transpose(0, 1)  # (J, B, E)
         with torch.autocast(outputs.device.type, enabled=False):
-            parts = [
-                _Agreement.apply(by_parent, u, w)  # type: ignore[no-untyped-call]
-                for u, w in self._blocks
-            ]
-            return torch.cat(parts, dim=-1).permute(1, 2, 0)
-
-
-def _add(parts: list[Tensor]) -> Tensor:
-    return reduce(torch.add, parts)
+            agreement: Tensor = _Agreement.apply(  # type: ignore[no-untyped-call]
+                by_parent, *self._capsules, *self._weights
+            )
+            return agreement.permute(1, 2, 0)
 
 
 def store_parents_first(weight: Float[Tensor, "I J D E"]) -> Float[Tensor, "I J D E"]:
@@ -120,8 +113,42 @@ else:
     _Context = FunctionCtx
 
 
-def _image_blocks(num_images: int) -> Iterator[slice]:
-    return (slice(i, i + _BLOCK_IMAGES) for i in range(0, num_images, _BLOCK_IMAGES))
+class _Block(NamedTuple):
+    """A part of all images, parents and capsules."""
+
+    number: int
+    """Which block of capsules."""
+    pairs: tuple[slice, slice]
+    """Parents and images: where it lies in totals, outputs and their gradients."""
+    edges: tuple[slice, slice, slice]
+    """Parents, images and capsules: where it lies in logits and coupling."""
+
+
+def _cut_blocks(capsules: Sequence[Tensor], num_parents: int) -> Iterator[_Block]:
+    """Goes through all blocks; capsules are cut already."""
+    start = 0
+    for number, block in enumerate(capsules):
+        num_images, _, num_capsules = block.shape
+        part = slice(start, start + num_capsules)
+        start += num_capsules
+        for image in range(0, num_images, _BLOCK_IMAGES):
+            images = slice(image, image + _BLOCK_IMAGES)
+            for parent in range(0, num_parents, _BLOCK_PARENTS):
+                parents = slice(parent, parent + _BLOCK_PARENTS)
+                yield _Block(number, (parents, images), (parents, images, part))
+
+
+class _Scratch:
+    """Memory that one block after the other writes to, so that it stays in the cache."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._memory = like.new_empty(0)
+
+    def __call__(self, *shape: int) -> Tensor:
+        size = prod(shape)
+        if self._memory.numel() < size:
+            self._memory = self._memory.new_empty(size)
+        return self._memory[:size].view(shape)
 
 
 def _common_gradients(
@@ -138,74 +165,97 @@ def _common_gradients(
 
 
 class _WeightedSum(torch.autograd.Function):
-    """Total inputs (J, B, E) from coupling (J, B, I), capsules (B, D, I), weight (J, E, D, I)."""
+    """Total inputs (J, B, E) from coupling (J, B, I) and blocks of capsules and of weights.
+
+    Blocks of capsules are (B, D, I) each, of weights (J, E, D, I). Within a block, parents are the
+    batch of batched matrix products.
+    """
 
     @staticmethod
-    def forward(ctx: _Context, coupling: Tensor, capsules: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(coupling, capsules, weight)
-        total = capsules.new_empty(len(weight), len(capsules), weight.shape[1])
-        for images in _image_blocks(len(capsules)):
-            u = capsules[images]
-            scratch = torch.empty_like(u)
-            for j, w in enumerate(weight.flatten(2)):
-                torch.mul(u, coupling[j, images].unsqueeze(1), out=scratch)
-                torch.mm(scratch.flatten(1), w.t(), out=total[j, images])
+    def forward(ctx: _Context, coupling: Tensor, *blocks: Tensor) -> Tensor:
+        ctx.save_for_backward(coupling, *blocks)
+        capsules, weights = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
+        num_parents, size = weights[0].shape[:2]
+        total = coupling.new_zeros(num_parents, coupling.shape[1], size)
+        scratch = _Scratch(coupling)
+        for block in _cut_blocks(capsules, num_parents):
+            parents, images = block.pairs
+            u, share = capsules[block.number][images], coupling[block.edges].unsqueeze(2)
+            matrices = weights[block.number][parents].flatten(2)  # (J, E, D * I)
+            coupled = torch.mul(u, share, out=scratch(len(share), *u.shape))
+            total[block.pairs] += coupled.flatten(2) @ matrices.transpose(1, 2)
         return total
 
     @staticmethod
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        coupling, capsules, weight = ctx.saved_tensors
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, ...]:
+        coupling, *blocks = ctx.saved_tensors
+        capsules, weights = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
         if torch.is_grad_enabled():
-            by_coupling = torch.einsum("jbe,bdi,jedi->jbi", gradient, capsules, weight)
-            return by_coupling, *_common_gradients(coupling, gradient, capsules, weight)
+            u, w = torch.cat(capsules, dim=-1), torch.cat(weights, dim=-1)
+            sizes = [each.shape[-1] for each in capsules]
+            by_coupling = torch.einsum("jbe,bdi,jedi->jbi", gradient, u, w)
+            by_u, by_w = _common_gradients(coupling, gradient, u, w)
+            return by_coupling, *by_u.split(sizes, dim=-1), *by_w.split(sizes, dim=-1)
         by_coupling = torch.empty_like(coupling)
-        by_capsules = torch.zeros_like(capsules)
-        by_weight = torch.zeros_like(weight)
-        for images in _image_blocks(len(capsules)):
-            u = capsules[images]
-            scratch, product = torch.empty_like(u), torch.empty_like(u)
-            for j, w in enumerate(weight.flatten(2)):
-                share = coupling[j, images].unsqueeze(1)
-                torch.mm(gradient[j, images], w, out=scratch.flatten(1))
-                by_capsules[images].addcmul_(scratch, share)
-                torch.sum(torch.mul(scratch, u, out=product), dim=1, out=by_coupling[j, images])
-                torch.mul(u, share, out=scratch)
-                by_weight[j].flatten(1).addmm_(gradient[j, images].t(), scratch.flatten(1))
-        return by_coupling, by_capsules, by_weight
+        by_capsules = [torch.zeros_like(each) for each in capsules]
+        by_weights = [torch.zeros_like(each) for each in weights]
+        first, second = _Scratch(gradient), _Scratch(gradient)
+        for block in _cut_blocks(capsules, len(gradient)):
+            parents, images = block.pairs
+            u = capsules[block.number][images]
+            share, ahead = coupling[block.edges].unsqueeze(2), gradient[block.pairs]
+            back = first(len(share), *u.shape)  # (J, B, D, I)
+            torch.bmm(ahead, weights[block.number][parents].flatten(2), out=back.flatten(2))
+            coupled = torch.mul(back, share, out=second(*back.shape))
+            by_capsules[block.number][images] += coupled.sum(dim=0)
+            torch.sum(back.mul_(u), dim=2, out=by_coupling[block.edges])
+            torch.mul(u, share, out=coupled)
+            by_weights[block.number][parents].flatten(2).baddbmm_(
+                ahead.transpose(1, 2), coupled.flatten(2)
+            )
+        return by_coupling, *by_capsules, *by_weights
 
 
 class _Agreement(torch.autograd.Function):
-    """Agreements (J, B, I) from outputs (J, B, E), capsules (B, D, I), weight (J, E, D, I)."""
+    """Agreements (J, B, I) from outputs (J, B, E) and blocks as above."""
 
     @staticmethod
-    def forward(ctx: _Context, outputs: Tensor, capsules: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(outputs, capsules, weight)
-        agreement = capsules.new_empty(len(weight), len(capsules), capsules.shape[2])
-        for images in _image_blocks(len(capsules)):
-            u = capsules[images]
-            scratch = torch.empty_like(u)
-            for j, w in enumerate(weight.flatten(2)):
-                torch.mm(outputs[j, images], w, out=scratch.flatten(1))
-                torch.sum(scratch.mul_(u), dim=1, out=agreement[j, images])
+    def forward(ctx: _Context, outputs: Tensor, *blocks: Tensor) -> Tensor:
+        ctx.save_for_backward(outputs, *blocks)
+        capsules, weights = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
+        num_capsules = sum(each.shape[2] for each in capsules)
+        agreement = outputs.new_empty(*outputs.shape[:2], num_capsules)
+        scratch = _Scratch(outputs)
+        for block in _cut_blocks(capsules, len(outputs)):
+            parents, images = block.pairs
+            u, w = capsules[block.number][images], weights[block.number][parents].flatten(2)
+            back = scratch(len(w), *u.shape)  # (J, B, D, I)
+            torch.bmm(outputs[block.pairs], w, out=back.flatten(2))
+            torch.sum(back.mul_(u), dim=2, out=agreement[block.edges])
         return agreement
 
     @staticmethod
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        outputs, capsules, weight = ctx.saved_tensors
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, ...]:
+        outputs, *blocks = ctx.saved_tensors
+        capsules, weights = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
         if torch.is_grad_enabled():
-            by_outputs = torch.einsum("jbi,bdi,jedi->jbe", gradient, capsules, weight)
-            return by_outputs, *_common_gradients(gradient, outputs, capsules, weight)
-        by_outputs = torch.empty_like(outputs)
-        by_capsules = torch.zeros_like(capsules)
-        by_weight = torch.zeros_like(weight)
-        for images in _image_blocks(len(capsules)):
-            u = capsules[images]
-            scratch = torch.empty_like(u)
-            for j, w in enumerate(weight.flatten(2)):
-                share = gradient[j, images].unsqueeze(1)
-                torch.mm(outputs[j, images], w, out=scratch.flatten(1))
-                by_capsules[images].addcmul_(scratch, share)
-                torch.mul(u, share, out=scratch)
-                torch.mm(scratch.flatten(1), w.t(), out=by_outputs[j, images])
-                by_weight[j].flatten(1).addmm_(outputs[j, images].t(), scratch.flatten(1))
-        return by_outputs, by_capsules, by_weight
+            u, w = torch.cat(capsules, dim=-1), torch.cat(weights, dim=-1)
+            sizes = [each.shape[-1] for each in capsules]
+            by_outputs = torch.einsum("jbi,bdi,jedi->jbe", gradient, u, w)
+            by_u, by_w = _common_gradients(gradient, outputs, u, w)
+            return by_outputs, *by_u.split(sizes, dim=-1), *by_w.split(sizes, dim=-1)
+        by_outputs = torch.zeros_like(outputs)
+        by_capsules = [torch.zeros_like(each) for each in capsules]
+        by_weights = [torch.zeros_like(each) for each in weights]
+        scratch = _Scratch(gradient)
+        for block in _cut_blocks(capsules, len(gradient)):
+            parents, images = block.pairs
+            u, w = capsules[block.number][images], weights[block.number][parents].flatten(2)
+            share, output = gradient[block.edges].unsqueeze(2), outputs[block.pairs]
+            back = scratch(len(w), *u.shape)  # (J, B, D, I)
+            torch.bmm(output, w, out=back.flatten(2))
+            by_capsules[block.number][images] += back.mul_(share).sum(dim=0)
+            coupled = torch.mul(u, share, out=back).flatten(2)  # (J, B, D * I)
+            by_outputs[block.pairs] += coupled @ w.transpose(1, 2)
+            by_weights[block.number][parents].flatten(2).baddbmm_(output.transpose(1, 2), coupled)
+        return by_outputs, *by_capsules, *by_weights
