@@ -14,6 +14,7 @@ from capsnet.experiments.growth import QUICK_SWEEPS, SWEEPS, draw_growth, run_gr
 from capsnet.experiments.outcome import quick_prefix
 from capsnet.experiments.speed import (
     growth_table,
+    measure_memory,
     measure_parts,
     measure_rounding,
     run_speed,
@@ -68,9 +69,10 @@ def bench(
     batch = 4 if quick else None
     speed = run_speed(chosen, repeats=repeats, threads=num_threads, batch=batch, say=say)
     if not quick and not cases:
-        say("measuring parts of a step and rounding")
+        say("measuring parts of a step, rounding and memory")
         speed["parts"] = measure_parts(repeats=repeats, threads=num_threads)
         speed["rounding"] = measure_rounding()
+        speed["tensors_mb"] = measure_memory(chosen, threads=num_threads)
     name = "-".join(cases) or "speed"
     written = [_write(out / f"{prefix}bench-{name}.json", speed)]
     records = {"speed": speed}

@@ -6,6 +6,7 @@ machine does meets both alike. Plain PyTorch is `textbook`, with the allocator a
 
 import mmap
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -236,11 +237,13 @@ def _discard(value: object) -> None:
 class Worker:
     """A process that holds one implementation of a task ready and times it when told to."""
 
-    def __init__(self, task: Task, implementation: Implementation, *, threads: int) -> None:
+    def __init__(
+        self, task: Task, implementation: Implementation, *, threads: int, keep: bool = True
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, task, implementation, threads), daemon=True
+            target=_serve, args=(theirs, task, implementation, threads, keep), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -276,11 +279,11 @@ class Worker:
 
 
 def _serve(
-    connection: Connection, task: Task, implementation: Implementation, threads: int
+    connection: Connection, task: Task, implementation: Implementation, threads: int, keep: bool
 ) -> None:
     """What a worker's process does."""
     torch.set_num_threads(threads)
-    if implementation == "capsnet":
+    if implementation == "capsnet" and keep:
         keep_memory()
     _load_libraries()
     before = _present_memory()
@@ -381,6 +384,26 @@ def measure_alone(task: Task, *, repeats: int, threads: int) -> float:
         return statistics.median(worker.run() for _ in range(repeats))
     finally:
         worker.kill()
+
+
+def measure_tensors(task: Task, *, threads: int) -> dict[Implementation, float]:
+    """Returns the most megabytes that the tensors of a task need at the same time.
+
+    Slow: every tensor of more than a few pages is mapped anew and given back, so that the memory
+    of the process is that of its tensors and nothing else. Needs glibc.
+    """
+    name = "MALLOC_MMAP_THRESHOLD_"  # read by glibc when a process starts
+    before = os.environ.get(name)
+    os.environ[name] = str(2**16)
+    try:
+        workers = {
+            each: Worker(task, each, threads=threads, keep=False) for each in IMPLEMENTATIONS
+        }
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+    return {each: round(worker.stop(), 1) for each, worker in workers.items()}
 
 
 def measure_peak(*, repeats: int, threads: int) -> float:
