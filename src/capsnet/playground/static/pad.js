@@ -30,6 +30,7 @@ export class Pad {
   #value = "s";
   #strokes = [];
   #pen = null;
+  #turned = ""; // the value of the image that was dark on light
 
   /** `changed` is called with the value; `weights` names those that prepare a dropped image. */
   constructor(host, { changed, weights, large }) {
@@ -115,8 +116,9 @@ export class Pad {
       const data = file.size > LARGE ? await shrink(file) : await asText(file);
       const said = await post("/api/predict", { weights: this.weights(), image: { file: data } });
       const { channels, height, width } = said.input;
-      say(said.polarity === "dark on light" ? "The digit is dark on light; it was made light on dark, as the network knows it." : "");
-      this.set(`p${packBytes([channels, height, width, ...bytesOf(said.input)])}`);
+      const value = `p${packBytes([channels, height, width, ...bytesOf(said.input)])}`;
+      this.#turned = said.polarity === "dark on light" ? value : "";
+      this.set(value);
     } catch (error) {
       say(error.message);
     }
@@ -136,7 +138,9 @@ export class Pad {
       }
     } else if (this.#value.startsWith("p")) {
       showPicture(this.canvas, this.body().picture);
-      this.label.textContent = "your image";
+      this.label.textContent = this.#turned === this.#value
+        ? "your image, dark on light: turned light on dark"
+        : "your image";
     } else {
       this.#showStrokes();
     }
