@@ -118,6 +118,10 @@ def test_existing_run_is_refused_resumed_or_overwritten_as_told(tmp_path: Path) 
         train(tiny_config(), run, reporter=Reporter())
     with pytest.raises(ValueError, match="either resumed or overwritten, not both"):
         train(tiny_config(), run, resume=True, overwrite=True, reporter=Reporter())
+    for bad in (tiny_config(device="cuda:9"), tiny_config(evaluate_on=("emnist",))):
+        with pytest.raises(ValueError, match=r"cuda|emnist"):
+            train(bad, run, overwrite=True, reporter=Reporter())
+        assert (run / "result.json").exists()
     assert train(tiny_config(seed=3), run, overwrite=True, reporter=Reporter())["seed"] == 3
 
 

@@ -83,6 +83,9 @@ def train(
             processes.wait()  # until the first has prepared the directory
             return Training(config, run, processes=processes, reporter=Reporter(), stop=stop).run()
         reporter = reporter or choose_reporter()
+        if overwrite:  # settings that cannot work must not cost the run that is there
+            find_device(config.device, processes.local_rank)
+            prepare(config)
         with open_run(run, resume=resume, overwrite=overwrite):
             processes.wait()
             try:
