@@ -24,3 +24,13 @@ def test_same_seed_gives_the_values_of_torch() -> None:
 
 def test_weight_of_few_numbers_keeps_the_usual_layout() -> None:
     assert Convolution(3, 4, kernel_size=5).weight.is_contiguous()
+
+
+def test_algorithm_can_be_chosen_by_hand() -> None:
+    images = torch.randn(1, 40, 7, 8)
+    layer = Convolution(40, 5, kernel_size=3, algorithm="frequency")
+    assert layer(images).grad_fn.name() == "FrequencyConvolutionBackward"
+    frequency = layer(images)
+    layer.algorithm = "direct"
+    assert layer(images).grad_fn.name() == "ConvolutionBackward0"
+    assert_close(layer(images), frequency, atol=1e-5, rtol=1e-5)

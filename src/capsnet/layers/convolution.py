@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsnet.functional import convolve2d, store_taps_first
-from capsnet.functional.convolution import FEW_NUMBERS
+from capsnet.functional.convolution import FEW_NUMBERS, Algorithm
 
 
 class Convolution(nn.Conv2d):
@@ -19,6 +19,7 @@ class Convolution(nn.Conv2d):
         kernel_size: Height and width of the kernels.
         stride: Step between neighbouring outputs.
         padding: Zeros added on each side.
+        algorithm: As in `convolve2d`; also an attribute, to be changed at any time.
 
     >>> import torch
     >>> Convolution(3, 4, kernel_size=5, stride=2)(torch.randn(2, 3, 13, 15)).shape
@@ -33,8 +34,10 @@ class Convolution(nn.Conv2d):
         kernel_size: int,
         stride: int = 1,
         padding: int = 0,
+        algorithm: Algorithm = "auto",
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding)
+        self.algorithm = algorithm
         if self.weight[0].numel() > FEW_NUMBERS:
             self.weight = nn.Parameter(store_taps_first(self.weight.detach()))
 
@@ -46,4 +49,5 @@ class Convolution(nn.Conv2d):
             self.bias,
             stride=self.stride[0],
             padding=int(self.padding[0]),
+            algorithm=self.algorithm,
         )
