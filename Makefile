@@ -16,8 +16,9 @@ help:  ## show this list
 	UV_COMPILE_BYTECODE=1 $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'
 	touch $@
 
+# A demo that was stopped goes on where it stood.
 demo: .venv/ready  ## train the paper's CapsNet on MNIST for one epoch, evaluate it, draw figures
-	$(BIN)/capsnet train mnist --epochs 1 --batch-size 64 --out $(RUN) --resume
+	$(BIN)/capsnet train mnist --epochs 1 --batch-size 64 --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume)
 	$(BIN)/capsnet evaluate $(RUN)
 	$(BIN)/capsnet reproduce fig3 --weights $(RUN) --out $(RUN)
 	$(BIN)/capsnet reproduce fig4 --weights $(RUN) --out $(RUN)
