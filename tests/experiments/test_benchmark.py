@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from capsnet.experiments.benchmark import (
     Measurement,
     Task,
     Worker,
+    measure_tensors,
     prepare,
 )
 from capsnet.experiments.growth import Sweep, draw_growth, run_growth
@@ -26,6 +28,7 @@ from capsnet.experiments.speed import (
     growth_table,
     measure_parts,
     measure_rounding,
+    memory_table,
     parts_table,
     rounding_table,
     run_speed,
@@ -158,6 +161,20 @@ def test_ratios_are_of_medians_and_of_memory(monkeypatch: pytest.MonkeyPatch) ->
     table = speed_table(record)
     assert len(table) == 4
     assert "4.0 × (4)" in table[2]
+
+
+def test_memory_of_tensors_stands_beside_that_of_the_process() -> None:
+    task = Task("train", batch=2)
+    needed = measure_tensors(task, threads=1)
+    # Weights, gradients and two moments, and no more than the images' features on top.
+    assert 4 * 4 * 8.2 < needed["capsnet"] < needed["textbook"] < 300
+    assert "MALLOC_MMAP_THRESHOLD_" not in os.environ
+    record = {
+        "rows": [{"name": "mnist", "textbook": {"memory_mb": 600}, "capsnet": {"memory_mb": 450}}],
+        "tensors_mb": {"mnist": {"textbook": 500.0, "capsnet": 200.0}},
+    }
+    *_, row = memory_table(record)
+    assert row.replace("|", "").split() == ["mnist", "500", "200", "0.40", "600", "450", "0.75"]
 
 
 def test_growth_is_fitted_drawn_and_put_on_the_page(
