@@ -166,15 +166,11 @@ def test_ratios_are_of_medians_and_of_memory(monkeypatch: pytest.MonkeyPatch) ->
 def test_memory_of_tensors_stands_beside_that_of_the_process() -> None:
     task = Task("train", batch=2)
     needed = measure_tensors(task, threads=1)
-    # Weights, gradients and two moments, and no more than the images' features on top.
-    assert 4 * 4 * 8.2 < needed["capsnet"] < needed["textbook"] < 300
+    for megabytes in needed.values():  # weights, gradients, two moments, and little more
+        assert 4 * 4 * 8.2 < megabytes < 300
     assert "MALLOC_MMAP_THRESHOLD_" not in os.environ
-    record = {
-        "rows": [{"name": "mnist", "textbook": {"memory_mb": 600}, "capsnet": {"memory_mb": 450}}],
-        "tensors_mb": {"mnist": {"textbook": 500.0, "capsnet": 200.0}},
-    }
-    *_, row = memory_table(record)
-    assert row.replace("|", "").split() == ["mnist", "500", "200", "0.40", "600", "450", "0.75"]
+    *_, row = memory_table({"tensors_mb": {"mnist": {"textbook": 500.0, "capsnet": 200.0}}})
+    assert row.replace("|", "").split() == ["mnist", "500", "200", "0.40"]
 
 
 def test_growth_is_fitted_drawn_and_put_on_the_page(

@@ -10,11 +10,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from capsnet.experiments.benchmark import CASES, Case
-from capsnet.experiments.growth import QUICK_SWEEPS, SWEEPS, draw_growth, run_growth
+from capsnet.experiments.growth import (
+    QUICK_SWEEPS,
+    SWEEPS,
+    draw_growth,
+    measure_memory,
+    run_growth,
+)
 from capsnet.experiments.outcome import quick_prefix
 from capsnet.experiments.speed import (
     growth_table,
-    measure_memory,
     measure_parts,
     measure_rounding,
     run_speed,
@@ -27,6 +32,8 @@ from capsnet.training.records import write_json
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Many = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 
+#: What may stand among the cases for the second part alone.
+GROWTH = "growth"
 _QUICK_CASES = ("mnist", "routing")
 
 
@@ -48,7 +55,7 @@ def bench(
 
     Args:
         cases: mnist, multimnist, svhn, cnn-mnist, cnn-multimnist, conv20, conv28, routing,
-            evaluate256 or evaluate1; all if none is named.
+            evaluate256, evaluate1 or growth; all if none is named.
         growth: Measure how time and memory grow.
         repeats: Turns of each.
         threads: CPU threads; default: one for each core.
@@ -60,38 +67,42 @@ def bench(
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
     num_threads = threads or os.cpu_count() or 1
-    chosen = _find_cases(cases or (_QUICK_CASES if quick else ()))
+    names = tuple(name for name in cases if name != GROWTH)
+    chosen = _find_cases(names or (_QUICK_CASES if quick else ()))
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
     prefix = quick_prefix(quick)
-    batch = 4 if quick else None
-    speed = run_speed(chosen, repeats=repeats, threads=num_threads, batch=batch, say=say)
-    if not quick and not cases:
-        say("measuring parts of a step, rounding and memory")
-        speed["parts"] = measure_parts(repeats=repeats, threads=num_threads)
-        speed["rounding"] = measure_rounding()
-        speed["tensors_mb"] = measure_memory(chosen, threads=num_threads)
-    name = "-".join(cases) or "speed"
-    written = [_write(out / f"{prefix}bench-{name}.json", speed)]
-    records = {"speed": speed}
-    if growth and not cases:
+    records: dict[str, Mapping[str, object]] = {}
+    written = []
+    if names or not cases:
+        batch = 4 if quick else None
+        speed = run_speed(chosen, repeats=repeats, threads=num_threads, batch=batch, say=say)
+        if not quick and not cases:
+            say("measuring parts of a step and rounding")
+            speed["parts"] = measure_parts(repeats=repeats, threads=num_threads)
+            speed["rounding"] = measure_rounding()
+        written.append(_write(out / f"{prefix}bench-{'-'.join(names) or 'speed'}.json", speed))
+        records["speed"] = speed
+    if GROWTH in cases or (growth and not cases):
         sweeps = QUICK_SWEEPS if quick else SWEEPS
         grown = run_growth(sweeps, repeats=min(repeats, 3), threads=num_threads, say=say)
+        if not quick:
+            say("measuring memory of tensors")
+            grown["tensors_mb"] = measure_memory(threads=num_threads)
         written.append(_write(out / f"{prefix}bench-growth.json", grown))
         picture = (out if quick else docs / "images") / f"{prefix}bench-growth.png"
         draw_growth(grown, picture)
         written.append(picture)
-        records["growth"] = grown
-    if not quick and not cases:
+        records[GROWTH] = grown
+    if not quick and not names:
         written += write_page(out, docs / "speed.md")
     if json:
         print(dumps(records, indent=2))
         return 0
-    print("\n".join(speed_table(speed)))
-    if "growth" in records:
-        print("\n".join(["", *growth_table(records["growth"])]))
+    tables = {"speed": speed_table, GROWTH: growth_table}
+    print("\n\n".join("\n".join(tables[name](record)) for name, record in records.items()))
     label = "quick miniature, not a result; " if quick else ""
     print(f"{label}written: {', '.join(map(str, written))}")
     return 0

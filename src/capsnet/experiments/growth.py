@@ -9,7 +9,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from capsnet.experiments.benchmark import IMPLEMENTATIONS, Task, measure
+from capsnet.experiments.benchmark import (
+    CASES,
+    IMPLEMENTATIONS,
+    Implementation,
+    Task,
+    measure,
+    measure_tensors,
+)
 from capsnet.experiments.figures import BLUE, GREY, SMALL, Canvas, Caption
 from capsnet.experiments.plots import tidy
 from capsnet.training.records import describe_environment
@@ -106,6 +113,12 @@ def run_growth(
         **environment,
         "hardware": {**hardware, "threads": threads},
     }
+
+
+def measure_memory(*, threads: int) -> dict[str, dict[Implementation, float]]:
+    """Returns what the tensors of each training step of the benchmark need, in megabytes."""
+    steps = [case for case in CASES if case.task.kind == "train"]
+    return {case.name: measure_tensors(case.task, threads=threads) for case in steps}
 
 
 def _exponent_or_none(sizes: Sequence[int], memory: Sequence[float]) -> float | None:

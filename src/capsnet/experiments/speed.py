@@ -17,7 +17,6 @@ from capsnet.experiments.benchmark import (
     measure,
     measure_alone,
     measure_peak,
-    measure_tensors,
 )
 from capsnet.functional import convolve2d
 from capsnet.models.weights import write_atomically
@@ -103,17 +102,6 @@ def measure_parts(*, repeats: int, threads: int) -> dict[str, float]:
     return {name: round(value, 6) for name, value in seconds.items()}
 
 
-def measure_memory(
-    cases: Sequence[Case], *, threads: int
-) -> dict[str, dict[Implementation, float]]:
-    """Returns what the tensors of each training step need at most, in megabytes."""
-    return {
-        case.name: measure_tensors(case.task, threads=threads)
-        for case in cases
-        if case.task.kind == "train"
-    }
-
-
 def measure_rounding(batch: int = 128) -> dict[str, dict[str, float]]:
     """Returns errors of the primary convolution on MNIST, in float32, relative to float64.
 
@@ -153,22 +141,19 @@ def parts_table(record: Mapping[str, object]) -> list[str]:
 
 
 def memory_table(record: Mapping[str, object]) -> list[str]:
-    """Returns a Markdown table of the memory of training steps."""
+    """Returns a Markdown table of the memory that the tensors of training steps need."""
     tensors = record["tensors_mb"]
     assert isinstance(tensors, dict)
-    rows = []
-    for row in _rows(record):
-        if row["name"] in tensors:
-            both = tensors[row["name"]]
-            process = [row[name]["memory_mb"] for name in ("textbook", "capsnet")]
-            needed = [both[name] for name in ("textbook", "capsnet")]
-            numbers = *needed, needed[1] / needed[0], *process, process[1] / process[0]
-            rows.append([row["name"], *(f"{n:.2f}" if n < 9 else f"{n:,.0f}" for n in numbers)])
-    header = [
-        "training step", "tensors, plain MB", "… capsnet MB", "ratio",
-        "process, plain MB", "… capsnet MB", "ratio",
-    ]  # fmt: skip
-    return _markdown(header, rows)
+    rows = [
+        [
+            name,
+            f"{both['textbook']:,.0f}",
+            f"{both['capsnet']:,.0f}",
+            f"{both['capsnet'] / both['textbook']:.2f}",
+        ]
+        for name, both in tensors.items()
+    ]
+    return _markdown(["tensors of a training step", "plain MB", "capsnet MB", "ratio"], rows)
 
 
 def rounding_table(record: Mapping[str, object]) -> list[str]:
@@ -231,7 +216,7 @@ def write_page(results: Path, page: Path) -> list[Path]:
         ("speed", "speed", speed_table),
         ("parts", "speed", parts_table),
         ("rounding", "speed", rounding_table),
-        ("tensors_mb", "speed", memory_table),
+        ("tensors_mb", "growth", memory_table),
         ("growth", "growth", growth_table),
     ):
         source = results / f"bench-{file}.json"
