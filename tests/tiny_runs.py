@@ -40,6 +40,7 @@ def tiny_config(
     settings: dict[str, object] = {
         "epochs": 4,
         "batch_size": 16,
+        "learning_rate": 1e-3,
         "log_every": 3,
         "num_evaluated": 70,
         "average_decay": 0.9,

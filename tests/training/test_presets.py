@@ -37,7 +37,9 @@ def test_model_of_a_preset_is_what_its_name_says(name: str) -> None:
     assert model.orphan == (name == "cifar10")
 
 
-def test_paper_schedule_brings_the_authors_number_of_steps() -> None:
+def test_paper_schedule_brings_the_authors_number_of_steps_and_rate() -> None:
+    assert configure("mnist", {"schedule": "paper"}).learning_rate == 1e-3
+    assert configure("mnist", {"schedule": "paper", "learning_rate": 0.5}).learning_rate == 0.5
     assert configure("mnist", {"schedule": "paper"}).steps == 300_000
     assert configure("cifar10", {"schedule": "paper"}).steps == 600_000
     assert configure("mnist", {"schedule": "paper", "epochs": 2}).epochs == 2
