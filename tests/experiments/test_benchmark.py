@@ -11,18 +11,7 @@ from torch.testing import assert_close
 
 from capsnet.cli.bench import bench
 from capsnet.experiments import growth
-from capsnet.experiments.benchmark import (
-    CASES,
-    IMPLEMENTATIONS,
-    Case,
-    Implementation,
-    Kind,
-    Measurement,
-    Task,
-    Worker,
-    measure_tensors,
-    prepare,
-)
+from capsnet.experiments.benchmark import Measurement, Worker, measure_tensors
 from capsnet.experiments.growth import Sweep, draw_growth, run_growth
 from capsnet.experiments.speed import (
     growth_table,
@@ -36,6 +25,15 @@ from capsnet.experiments.speed import (
     write_page,
 )
 from capsnet.experiments.textbook import TextbookCapsNet, TextbookCNN
+from capsnet.experiments.workloads import (
+    CASES,
+    IMPLEMENTATIONS,
+    Case,
+    Implementation,
+    Kind,
+    Task,
+    prepare,
+)
 from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig
 from capsnet.training.records import read_json, write_json
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from capsnet.experiments.benchmark import CASES, Case
 from capsnet.experiments.growth import (
     QUICK_SWEEPS,
     SWEEPS,
@@ -26,6 +25,7 @@ from capsnet.experiments.speed import (
     speed_table,
     write_page,
 )
+from capsnet.experiments.workloads import CASES, Case
 from capsnet.names import unknown_name
 from capsnet.training.records import write_json
 

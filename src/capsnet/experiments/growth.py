@@ -9,16 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from capsnet.experiments.benchmark import (
-    CASES,
-    IMPLEMENTATIONS,
-    Implementation,
-    Task,
-    measure,
-    measure_tensors,
-)
+from capsnet.experiments.benchmark import measure, measure_tensors
 from capsnet.experiments.figures import BLUE, GREY, SMALL, Canvas, Caption
 from capsnet.experiments.plots import tidy
+from capsnet.experiments.workloads import CASES, IMPLEMENTATIONS, Implementation, Task
 from capsnet.training.records import describe_environment
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from capsnet.experiments.figures import (
     BLUE,
@@ -181,12 +182,12 @@ class Curve:
 
 
 def plot_curves(axes: Axes, curves: Sequence[Curve], *, log: bool = False) -> None:
-    """Lines with a legend."""
+    """Lines with a legend; a single point is marked, as it makes no line."""
     for curve in curves:
+        marker = curve.marker or ("o" if len(curve.xs) == 1 else "")
         axes.plot(
-            curve.xs, curve.ys, color=curve.color, marker=curve.marker, ms=4, lw=1.3,
-            label=curve.label,
-        )  # fmt: skip
+            curve.xs, curve.ys, color=curve.color, marker=marker, ms=4, lw=1.3, label=curve.label
+        )
     if log:
         axes.set_yscale("log")
 
@@ -224,7 +225,7 @@ class Tile:
     """The image."""
 
     text: str
-    """Label, and prediction if it is another."""
+    """Label, and on a second line the prediction if it is another."""
 
     is_right: bool
     """Whether they agree."""
@@ -236,20 +237,23 @@ def draw_curves_and_tiles(
     """Learning curves at the left, test images with their predictions at the right (§7)."""
     num_columns, size, gap = 6, 0.82, 0.08
     num_rows = max(1, -(-len(tiles) // num_columns))
-    height = max(num_rows * (size + 0.26), 2.6)
+    pitch = size + 0.38
+    height = max(num_rows * pitch, 2.6)
     left = 4.5
     canvas = Canvas(caption, width=left + num_columns * (size + gap) + 0.15, height=height + 0.25)
     axes = canvas.axes(0.72, 0.1, 3.3, height - 0.5)
     plot_curves(axes, curves)
     tidy(axes, xlabel="epochs", ylabel=ylabel)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * max((max(curve.ys) for curve in curves if len(curve.ys)), default=1))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     add_legend(axes)
     for number, tile in enumerate(tiles):
         x = left + number % num_columns * (size + gap)
-        y = number // num_columns * (size + 0.26)
+        y = number // num_columns * pitch
         canvas.image(tile.image, x, y, size, size)
         color = INK if tile.is_right else RED
-        canvas.text(x + size / 2, y + size + 0.09, tile.text, size=6.5, ha="center", color=color)
+        below = y + size + 0.04
+        canvas.text(x + size / 2, below, tile.text, size=6.5, ha="center", va="top", color=color)
     canvas.save(path)
 
 

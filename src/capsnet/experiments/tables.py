@@ -187,7 +187,7 @@ def _tiles(
         is_right = label == prediction
         text = _short(class_names[label])
         if not is_right:
-            text += f" → {_short(class_names[prediction])}"
+            text += f"\n→ {_short(class_names[prediction])}"
         tiles.append(plots.Tile(figures.grey(batch.targets[index, 0]), text, is_right))
     right = [tile for tile in tiles if tile.is_right][:12]
     return [*right, *[tile for tile in tiles if not tile.is_right][:6]]
@@ -270,7 +270,7 @@ def list_origins(found: Found) -> tuple[str, ...]:
 
 
 def _short(name: str) -> str:
-    return name.removesuffix("/top")[:10]
+    return name.removesuffix("/top").removesuffix(" animal").removesuffix(" figure")
 
 
 def wrap(label: str) -> str:
