@@ -23,6 +23,9 @@ demo: .venv/ready  ## train the paper's CapsNet on MNIST for one epoch, evaluate
 	$(BIN)/capsnet reproduce fig3 --weights $(RUN) --out $(RUN)
 	$(BIN)/capsnet reproduce fig4 --weights $(RUN) --out $(RUN)
 	@echo
+	@$(BIN)/python -c "import json; r = json.load(open('$(RUN)/result.json')); \
+	  print(f\"{r['metrics']['mnist']['error_rate']:.2%} of the test digits wrong,\", \
+	  f\"{r['seconds'] / 60:.0f} minutes of training.\")"
 	@echo "Look at $(RUN)/fig3.png and $(RUN)/fig4.png; the numbers are in $(RUN)/result.json."
 	@echo "Next: $(BIN)/capsnet serve --weights $(RUN) (the playground), $(BIN)/capsnet list (what else there is)."
 
