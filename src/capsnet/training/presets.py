@@ -217,7 +217,11 @@ def smallnorb() -> TrainConfig:
 def svhn() -> TrainConfig:
     """The paper's smaller CapsNet on street-view house numbers."""
     return TrainConfig(
-        preset="svhn", data=DataConfig("svhn"), model=_capsnet("capsnet_svhn"), epochs=10
+        preset="svhn",
+        data=DataConfig("svhn"),
+        model=_capsnet("capsnet_svhn"),
+        epochs=10,
+        learning_rate=SHORT_RATE,
     )
 
 
