@@ -10,17 +10,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "capsnet"
 # What each part may import of the others.
 ALLOWED: dict[str, set[str]] = {
     "allocator": set(),
-    "names": set(),
-    "functional": {"names"},
-    "layers": {"functional", "names"},
-    "models": {"functional", "layers", "names"},
-    "data": {"names"},
-    "training": {"functional", "layers", "models", "data", "allocator", "names"},
-    "experiments": {"functional", "layers", "models", "data", "training", "allocator", "names"},
-    "playground": {"functional", "layers", "models", "data", "training", "allocator", "names"},
+    "checks": set(),
+    "functional": {"checks"},
+    "layers": {"functional", "checks"},
+    "models": {"functional", "layers", "checks"},
+    "data": {"checks"},
+    "training": {"functional", "layers", "models", "data", "allocator", "checks"},
+    "experiments": {"functional", "layers", "models", "data", "training", "allocator", "checks"},
+    "playground": {"functional", "layers", "models", "data", "training", "allocator", "checks"},
     "cli": {
         "functional", "layers", "models", "data", "training", "experiments", "playground",
-        "allocator", "names",
+        "allocator", "checks",
     },
 }  # fmt: skip
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 from tiny_runs import tiny_config
 
+from capsnet.checks import unknown_name
 from capsnet.data import DataConfig
 from capsnet.models import CNNConfig
-from capsnet.names import unknown_name
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import (
     differing_fields,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from capsnet.checks import unknown_name
 from capsnet.experiments.growth import (
     QUICK_SWEEPS,
     SWEEPS,
@@ -26,7 +27,6 @@ from capsnet.experiments.speed import (
     write_page,
 )
 from capsnet.experiments.workloads import CASES, Case
-from capsnet.names import unknown_name
 from capsnet.training.records import write_json
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from capsnet.checks import unknown_name
 from capsnet.data.augment import Brightness, Contrast, Crop, Flip, Shift
 from capsnet.data.generated import AffnistSplit, MultiMNISTSplit
 from capsnet.data.order import shuffle
@@ -23,7 +24,6 @@ from capsnet.data.readers import (
 )
 from capsnet.data.splits import ArraySplit, Split
 from capsnet.data.storage import find_part, load_mnist, require_part
-from capsnet.names import unknown_name
 
 SplitName = Literal["train", "validation", "test"]
 Examples = tuple[UInt8[np.ndarray, "N C h w"], Int64[np.ndarray, " N"]]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from capsnet.checks import unknown_name
 from capsnet.experiments import claims, digits, iterations, overlap, tables
 from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
 from capsnet.experiments.runs import Found, Need, Options, Say, gather
-from capsnet.names import unknown_name
 from capsnet.training import configure
 from capsnet.training.progress import Reporter
 from capsnet.training.records import describe_environment, write_json

@@ -18,7 +18,7 @@ from capsnet.experiments.digits import (
     turn_dimensions,
 )
 from capsnet.experiments.outcome import Outcome, Row, fill
-from capsnet.experiments.runs import Found, Need, Options, Trained
+from capsnet.experiments.runs import Found, Need, Options
 from capsnet.experiments.tables import (
     TABLE1_NEEDS,
     describe_budget,
@@ -28,6 +28,7 @@ from capsnet.experiments.tables import (
     make_dot,
     wrap,
 )
+from capsnet.experiments.trained import Trained
 
 _PRIORS = Need("learned priors", "mnist", changes={"model": {"learned_priors": True}}, like="mnist")
 CLAIMS_NEEDS = (

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from capsnet.experiments.runs import Trained
+from capsnet.experiments.trained import Trained
 from capsnet.training.records import read_json
 
 Draw = Callable[[Path], None]

@@ -6,6 +6,7 @@ from pathlib import Path
 from capsnet.experiments.catalogue import EXPERIMENTS, Experiment
 from capsnet.experiments.costs import estimate_cost
 from capsnet.experiments.outcome import quick_prefix
+from capsnet.experiments.trained import show_length
 from capsnet.models.weights import write_atomically
 from capsnet.training.records import read_json
 
@@ -176,12 +177,11 @@ def _table(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
     yield f"| {' | '.join(_HEAD)} |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
-        epochs, steps, seconds = row["epochs"], row["steps"], row["seconds"]
-        length = ""
-        if steps is not None:
-            length = f"{_number(steps):,.0f} steps"
-            if epochs is not None and _number(epochs) >= 1:
-                length = f"{_number(epochs):.3g} epochs"
+        steps, epochs, seconds = (
+            None if row[name] is None else _number(row[name])
+            for name in ("steps", "epochs", "seconds")
+        )
+        length = show_length(steps, epochs)
         is_run = row["mean"] is not None
         cells = (
             row["label"],
@@ -189,7 +189,7 @@ def _table(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
             show_ours(row),
             row["trials"] if is_run else "",
             length if is_run else "",
-            show_seconds(_number(seconds)) if is_run and seconds else "",
+            show_seconds(seconds) if is_run and seconds else "",
         )
         yield f"| {' | '.join(str(cell) for cell in cells)} |"
 

@@ -7,12 +7,13 @@ from itertools import count, islice
 from pathlib import Path
 
 from capsnet.data import DataConfig
-from capsnet.models import CapsNetConfig, Model
-from capsnet.models.weights import WEIGHTS, find_weights, list_weights, load_weights, read_tensors
+from capsnet.experiments.trained import Trained
+from capsnet.models import CapsNetConfig
+from capsnet.models.weights import WEIGHTS, find_weights, list_weights, read_tensors
 from capsnet.training import TrainConfig, configure, train
 from capsnet.training.config import check_count, differing_fields, from_dict, override, to_dict
 from capsnet.training.progress import Reporter
-from capsnet.training.records import CONFIG, LOG, RESULT, file_digest, read_json
+from capsnet.training.records import CONFIG, RESULT, file_digest, read_json
 
 Say = Callable[[str], None]
 
@@ -114,103 +115,6 @@ class Options:
     def examples(self, full: int) -> int:
         """How many examples to measure on, `full` unless the user or quick says otherwise."""
         return self.num_examples or (min(full, _QUICK_EXAMPLES) if self.quick else full)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained network, and what its record says about it."""
-
-    source: str
-    """Run directory, weights file or shipped name."""
-
-    weights: Path
-    """The file of weights."""
-
-    digest: str
-    """SHA-256 that tells these weights from others."""
-
-    record: Mapping[str, object]
-    """What the run wrote down, or the weights file holds."""
-
-    @property
-    def config(self) -> TrainConfig | None:
-        """The settings of the run; None for weights without them."""
-        stored = self.record.get("config")
-        return from_dict(stored) if isinstance(stored, dict) else None
-
-    @property
-    def seed(self) -> int | None:
-        """The seed."""
-        seed = self.record.get("seed")
-        return seed if isinstance(seed, int) else None
-
-    @property
-    def steps(self) -> int | None:
-        """Updates made."""
-        steps = self.record.get("steps")
-        return steps if isinstance(steps, int) else None
-
-    @property
-    def epochs(self) -> float | None:
-        """Passes over the training set."""
-        return self._number("epochs")
-
-    @property
-    def seconds(self) -> float | None:
-        """Time of training."""
-        return self._number("seconds")
-
-    @property
-    def metrics(self) -> dict[str, dict[str, object]]:
-        """Evaluations by dataset."""
-        metrics = self.record.get("metrics")
-        return metrics if isinstance(metrics, dict) else {}
-
-    def error_rate(self, dataset: str) -> float | None:
-        """The recorded test error on a dataset."""
-        metric = self.metrics.get(dataset)
-        if metric is None or metric.get("split") != "test":
-            return None
-        return float(str(metric["error_rate"]))
-
-    def num_evaluated(self, dataset: str) -> int | None:
-        """How many examples the recorded test error is of."""
-        count = self.metrics.get(dataset, {}).get("num_examples")
-        return count if isinstance(count, int) else None
-
-    def load(self) -> Model:
-        """The network, ready for inference."""
-        return load_weights(self.weights)[0]
-
-    def log(self) -> list[dict[str, object]]:
-        """Lines of the run's log; none for weights without a run."""
-        path = self.weights.with_name(LOG)
-        if self.weights.name != WEIGHTS or not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
-    def describe(self) -> str:
-        """The network in a few words, for a picture's subtitle."""
-        words = [Path(self.source).name]
-        if self.epochs is not None and self.epochs >= 1:
-            words.append(f"{self.epochs:.3g} epochs")
-        elif self.steps is not None:
-            words.append(f"{self.steps:,} steps")
-        return ", ".join(words)
-
-    def to_dict(self, role: str) -> dict[str, object]:
-        """What a result keeps about the network it was obtained with."""
-        names = ("preset", "seed", "steps", "epochs", "seconds", "commit", "versions", "hardware")
-        return {
-            "role": role,
-            "source": self.source,
-            "sha256": self.digest,
-            **{name: self.record.get(name) for name in (*names, "data", "model")},
-        }
-
-    def _number(self, name: str) -> float | None:
-        value = self.record.get(name)
-        return float(value) if isinstance(value, int | float) else None
 
 
 Found = dict[str, list[Trained]]

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from capsnet.checks import check_sizes
 from capsnet.functional import VoteSource
 from capsnet.layers.routed import RoutedCapsules
-from capsnet.layers.sizes import check_sizes
 
 
 class ConvVotes:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from capsnet.layers.sizes import check_sizes
+from capsnet.checks import check_sizes
 
 
 class Decoder(nn.Module):

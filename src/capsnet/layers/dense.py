@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsnet.checks import check_sizes
 from capsnet.functional import (
     DenseVotes,
     Votes,
@@ -12,7 +13,6 @@ from capsnet.functional import (
     store_parents_first,
 )
 from capsnet.layers.routed import RoutedCapsules
-from capsnet.layers.sizes import check_sizes
 
 
 class DenseCapsules(RoutedCapsules):

@@ -3,9 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsnet.checks import check_sizes
 from capsnet.functional import squash
 from capsnet.layers.convolution import Convolution
-from capsnet.layers.sizes import check_sizes
 
 
 class PrimaryCapsules(nn.Module):

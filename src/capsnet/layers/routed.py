@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsnet.checks import check_sizes
 from capsnet.functional import RoutingStep, VoteSource, dynamic_routing, iterate_routing
-from capsnet.layers.sizes import check_sizes
 
 
 class RoutedCapsules(nn.Module):

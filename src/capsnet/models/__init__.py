@@ -4,9 +4,9 @@ They start from the layers' own initial values; the presets of `capsnet train` c
 authors' code, and the factor that it applies to the primary capsules, in the config.
 """
 
+from capsnet.checks import unknown_name
 from capsnet.models.capsnet import CapsNet, CapsNetConfig, CapsNetOutput
 from capsnet.models.cnn import CNN, CNNConfig
-from capsnet.names import unknown_name
 
 __all__ = [
     "CNN",

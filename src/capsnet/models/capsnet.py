@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from capsnet.checks import check_sizes
 from capsnet.functional import RoutingStep
 from capsnet.layers import Convolution, Decoder, DenseCapsules, PrimaryCapsules
-from capsnet.layers.sizes import check_sizes
 
 
 @dataclass(frozen=True)

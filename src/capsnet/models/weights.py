@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from capsnet.checks import unknown_name
 from capsnet.models import CapsNetConfig, CNNConfig, Model, ModelConfig, model_from_config
-from capsnet.names import unknown_name
 
 WEIGHTS = "weights.safetensors"
 """Name of the weights in the directory of a run."""

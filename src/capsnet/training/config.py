@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from capsnet.checks import unknown_name
 from capsnet.data import DataConfig
 from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.models.weights import config_from_dict, config_to_dict
-from capsnet.names import unknown_name
 
 Made = TypeVar("Made")
 _TABLES = ("data", "model")

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from capsnet.checks import unknown_name
 from capsnet.data import DataConfig
 from capsnet.models import CapsNetConfig, ModelConfig, model_config
-from capsnet.names import unknown_name
 from capsnet.training.config import TrainConfig, override
 
 #: What the authors' code runs on MNIST, 640 epochs; the paper gives no number.

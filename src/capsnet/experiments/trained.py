@@ -1,0 +1,134 @@
+"""Networks that experiments find trained, with what their records say."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsnet.models import Model
+from capsnet.models.weights import WEIGHTS, load_weights
+from capsnet.training import TrainConfig
+from capsnet.training.config import from_dict
+from capsnet.training.records import LOG
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network, and what its record says about it."""
+
+    source: str
+    """Run directory, weights file or shipped name."""
+
+    weights: Path
+    """The file of weights."""
+
+    digest: str
+    """SHA-256 that tells these weights from others."""
+
+    record: Mapping[str, object]
+    """What the run wrote down, or the weights file holds."""
+
+    @property
+    def config(self) -> TrainConfig | None:
+        """The settings of the run; None for weights without them."""
+        stored = self.record.get("config")
+        return from_dict(stored) if isinstance(stored, dict) else None
+
+    @property
+    def seed(self) -> int | None:
+        """The seed."""
+        seed = self.record.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def steps(self) -> int | None:
+        """Updates made."""
+        steps = self.record.get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the training set."""
+        return self._number("epochs")
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of training."""
+        return self._number("seconds")
+
+    @property
+    def metrics(self) -> dict[str, dict[str, object]]:
+        """Evaluations by dataset."""
+        metrics = self.record.get("metrics")
+        return metrics if isinstance(metrics, dict) else {}
+
+    def error_rate(self, dataset: str) -> float | None:
+        """The recorded test error on a dataset."""
+        metric = self.metrics.get(dataset)
+        if metric is None or metric.get("split") != "test":
+            return None
+        return float(str(metric["error_rate"]))
+
+    def num_evaluated(self, dataset: str) -> int | None:
+        """How many examples the recorded test error is of."""
+        count = self.metrics.get(dataset, {}).get("num_examples")
+        return count if isinstance(count, int) else None
+
+    def load(self) -> Model:
+        """The network, ready for inference."""
+        return load_weights(self.weights)[0]
+
+    def log(self) -> list[dict[str, object]]:
+        """Lines of the run's log; none for weights without a run."""
+        path = self.weights.with_name(LOG)
+        if self.weights.name != WEIGHTS or not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def describe(self) -> str:
+        """The network in a few words, for a picture's subtitle."""
+        length = show_length(self.steps, self.epochs)
+        return ", ".join(filter(None, (Path(self.source).name, length)))
+
+    def to_dict(self, role: str) -> dict[str, object]:
+        """What a result keeps about the network it was obtained with."""
+        names = ("preset", "seed", "steps", "epochs", "seconds", "commit", "versions", "hardware")
+        return {
+            "role": role,
+            "source": self.source,
+            "sha256": self.digest,
+            **{name: self.record.get(name) for name in (*names, "data", "config")},
+            **_curves(self.log()),
+        }
+
+    def _number(self, name: str) -> float | None:
+        value = self.record.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+
+def _curves(log: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
+    """Loss and test errors by step."""
+    tests = [line for line in log if "evaluation" in line]
+    return {
+        "losses": {str(line["step"]): line["loss"] for line in log if "loss" in line},
+        "errors": {
+            name: {
+                str(line["step"]): line["evaluation"]["error_rate"]
+                for line in tests
+                if line["evaluation"]["dataset"] == name
+            }
+            for name in {line["evaluation"]["dataset"]: None for line in tests}
+        },
+    }
+
+
+def show_length(steps: int | float | None, epochs: float | None) -> str:
+    """How long a run was, for people: in epochs from one on.
+
+    >>> show_length(468, 1.0), show_length(1200, 0.003)
+    ('1 epoch', '1,200 steps')
+    """
+    if epochs is not None and epochs >= 1:
+        return f"{epochs:.3g} epoch{'' if epochs == 1 else 's'}"
+    return "" if steps is None else f"{steps:,.0f} steps"

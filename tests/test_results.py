@@ -1,0 +1,42 @@
+"""What is shipped is what its record says, and a recorded run can be repeated."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import BreakOff
+
+from capsnet.cli import main
+from capsnet.models.weights import list_weights, load_weights
+from capsnet.training import train
+from capsnet.training.config import from_dict
+
+TABLE = Path(__file__).parents[1] / "results" / "table1.json"
+
+
+@pytest.mark.parametrize("name", list_weights())
+def test_shipped_weights_make_the_errors_of_their_record(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        main(["evaluate", name, "--json"])
+    assert not exit_status.value.code
+    measured = json.loads(capsys.readouterr().out)
+    _, record = load_weights(list_weights()[name])
+    metrics = record["metrics"]
+    assert isinstance(metrics, dict)
+    [recorded] = metrics.values()
+    assert measured["num_examples"] == recorded["num_examples"] == 10_000
+    # Half precision and another machine's rounding may turn an example that stands on the edge.
+    assert measured["num_errors"] == pytest.approx(recorded["num_errors"], abs=2)
+
+
+@pytest.mark.timeout(600)
+def test_a_recorded_run_repeated_with_its_seed_has_the_recorded_loss(tmp_path: Path) -> None:
+    runs = json.loads(TABLE.read_text())["runs"]
+    recorded = next(run for run in runs if run["role"] == "mnist")
+    step, loss = next(iter(recorded["losses"].items()))
+    with pytest.raises(KeyboardInterrupt):
+        train(from_dict(recorded["config"]), tmp_path / "run", reporter=BreakOff(int(step) + 1))
+    [line] = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert json.loads(line)["loss"] == pytest.approx(loss, rel=1e-3)
