@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,11 @@ def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
         ("LA", (100, 0), (0, 0, 0)),
         ("CMYK", (255, 0, 0, 0), (0, 255, 255)),
         ("I;16", 65535, (255, 255, 255)),
+        ("I;16", 250, (1, 1, 1)),
         ("I", 32896, (128, 128, 128)),
         ("F", 51.0, (51, 51, 51)),
+        ("F", 0.5, (128, 128, 128)),
+        ("F", float("nan"), (0, 0, 0)),
     ],
 )
 def test_any_mode_becomes_colour(
@@ -161,6 +165,20 @@ def test_images_need_no_disk_for_their_cache(
     blocked.touch()
     monkeypatch.setenv("CAPSNET_DATA", str(blocked))
     assert len(load(animals)) == 24
+    monkeypatch.setattr("capsnet.data.folder._read_image", None)  # nothing is decoded again
+    assert len(load(animals, "test")) == 6
+
+
+def test_reading_that_takes_long_says_how_long(
+    animals: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(animals)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("capsnet.data.folder._PATIENCE", -1.0)
+    write_image(animals / "cat" / "new.png")
+    load(animals)
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"reading 31 images in {re.escape(str(animals))}: \d+ s left\n", said)
 
 
 def test_what_file_managers_leave_behind_is_ignored(animals: Path) -> None:
@@ -185,6 +203,10 @@ def mischief(folder: Path, name: str) -> None:
         write_image(folder / "stray.png")
     elif name == "nested":
         write_image(folder / "cat" / "old" / "x.png")
+    elif name == "broken link":
+        (folder / "cat" / "link.png").symlink_to("nowhere")
+    elif name == "not UTF-8":
+        os.mkdir(os.fsencode(folder) + b"/caf\xe9")  # noqa: PTH102
     elif name == "one image":
         write_image(folder / "fox" / "x.png")
     elif name == "train only":
@@ -202,6 +224,8 @@ def mischief(folder: Path, name: str) -> None:
         ("empty class", r"every class must have images, but .*fox is empty"),
         ("stray", r"animals must hold only folders, got the file stray\.png"),
         ("nested", r"a class folder must hold only images, got the folder .*cat/old"),
+        ("broken link", r"cat/link\.png is no file, or a link to nowhere"),
+        ("not UTF-8", r"names of folders must be UTF-8, got .*animals/caf"),
         ("one image", r"needs two images or more .* but .*fox has 1"),
         ("train only", r"either the folders train and test or one folder per class, got cat, dog"),
         ("mixed", r"either the folders train and test or one folder per class, got cat, dog"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,10 @@ from capsnet.data.storage import find_data_dir, write_atomically
 
 _IGNORED = {"thumbs.db", "desktop.ini"}  # what file managers leave behind, besides dot files
 _DIGEST_SIZE = 32
+_PATIENCE = 2.0  # seconds of reading without a word
+
+# The images of the last folder whose cache could not be written, under the cache's name.
+_uncached: dict[str, UInt8[np.ndarray, "N C H W"]] = {}
 
 
 @dataclass(frozen=True)
@@ -96,21 +103,54 @@ def load_folder(
     cached = _open_cache(cache, shape)
     if cached is not None:
         return cached
+    if cache.name in _uncached:
+        return _uncached[cache.name]
     images = np.empty(shape, dtype=np.uint8)
-    for image, path in zip(images, contents.paths, strict=True):
-        image[...] = _read_image(path, size, num_channels)
+    _read_images(contents.paths, images, folder)
     try:
         _write_cache(cache, images)
     except OSError:  # a read-only or full disk: the images then live in memory
-        return images
+        _uncached.clear()
+        _uncached[cache.name] = images
     return images
 
 
+def _read_images(
+    paths: tuple[Path, ...], images: UInt8[np.ndarray, "N C H W"], folder: Path
+) -> None:
+    """Fills `images`, with the time left on stderr: a bar on a terminal, one line elsewhere."""
+    # Here, not above: only what is read for the first time needs it.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    count, num_channels, size, _ = images.shape
+    start, said = time.monotonic(), console.is_terminal
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("reading images", total=count, visible=False)
+        for number, path in enumerate(paths):
+            images[number] = _read_image(path, size, num_channels)
+            seconds = time.monotonic() - start
+            progress.update(task, completed=number + 1, visible=seconds > _PATIENCE)
+            if seconds > _PATIENCE and not said:
+                left = seconds * (count / (number + 1) - 1)
+                print(f"reading {count} images in {folder}: {left:.0f} s left", file=sys.stderr)
+                said = True
+
+
 def _list_subfolders(folder: Path) -> list[Path]:
-    for entry in _visible(folder):
+    entries = _visible(folder)
+    for entry in entries:
         if not entry.is_dir():
             raise ValueError(f"{folder} must hold only folders, got the file {entry.name}")
-    return _visible(folder)
+        try:
+            str(entry).encode()
+        except UnicodeEncodeError:  # no record of a run could name the class
+            raise ValueError(f"names of folders must be UTF-8, got {entry}") from None
+    return entries
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -132,8 +172,10 @@ def _list_classes(folder: Path, subfolders: list[Path]) -> dict[str, list[Path]]
         if not paths:
             raise ValueError(f"every class must have images, but {folder / name} is empty")
         for path in paths:
-            if not path.is_file():
+            if path.is_dir():
                 raise ValueError(f"a class folder must hold only images, got the folder {path}")
+            if not path.is_file():
+                raise ValueError(f"{path} is no file, or a link to nowhere")
     return classes
 
 
@@ -179,13 +221,16 @@ def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "
 
 
 def _as_bytes(image: Image.Image) -> Image.Image:
-    values = np.asarray(image, dtype=np.float64)
-    white = 65535 if values.max() > 255 else 255
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    if image.mode.startswith("I;16") or values.max() > 255:
+        white = 65535
+    else:
+        white = 1 if image.mode == "F" and values.max() <= 1 else 255
     return Image.fromarray((values.clip(0, white) * (255 / white)).round().astype(np.uint8))
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(os.fsencode(text), digest_size=8).hexdigest()
 
 
 def _digest_images(images: UInt8[np.ndarray, "N C H W"]) -> bytes:
