@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from scipy.io import savemat
+from scipy.sparse import csc_array
 
 from capsnet.data.readers import (
     read_affnist,
@@ -48,6 +49,7 @@ def test_idx_reads_what_was_written(zipped: bool, tmp_path: Path) -> None:
         (lambda data: b"\0\0\x09\3" + data[4:], "IDX magic number 00000803, got 00000903"),
         (lambda data: b"\3\x08\0\0" + data[4:], "has its bytes swapped"),
         (lambda data: b"\0\0\x08\1" + data[4:], "IDX magic number 00000803, got 00000801"),
+        (lambda data: data[:4] + b"\xff" * 8 + data[12:], "is truncated: |header promises"),
     ],
 )
 def test_idx_refuses_a_wrong_file(
@@ -218,6 +220,9 @@ def test_svhn_refuses_a_broken_file(name: str, tmp_path: Path) -> None:
         ({"X": np.zeros((32, 32, 3, 2)), "y": [[1], [2]]}, "must hold X of bytes"),
         ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": [[1]]}, "must hold y of 2 labels 1 to 10"),
         ({"X": np.zeros((32, 32, 3, 1), np.uint8), "y": [[0]]}, "must hold y of 1 labels 1 to 10"),
+        ({"X": np.zeros((32, 32, 3, 1), np.uint8), "y": "3"}, "must hold y of 1 labels 1 to 10"),
+        ({"X": np.zeros((32, 32, 3, 1), np.uint8), "y": np.nan}, "y of 1 labels 1 to 10"),
+        ({"X": np.zeros((32, 32, 3, 1), np.uint8), "y": csc_array([[3]])}, "lacks the variable y"),
     ],
 )
 def test_svhn_refuses_other_contents(
@@ -261,6 +266,8 @@ def test_affnist_reads_images_upright(zipped: bool, tmp_path: Path) -> None:
         ),
         ({"image": np.zeros((1599, 2), np.uint8), "label_int": [[1, 2]]}, r"bytes \(1600, N\)"),
         ({"image": np.zeros((1600, 2), np.uint8), "label_int": [[1]]}, "2 images but 1 labels"),
+        ({"image": np.zeros((1600, 1), np.uint8), "label_int": [[77]]}, "label_int of labels 0 to"),
+        ({"image": np.zeros((1600, 1), np.uint8), "label_int": "7"}, "label_int of labels 0 to 9"),
     ],
 )
 def test_affnist_refuses_other_contents(
@@ -276,6 +283,18 @@ def test_affnist_refuses_a_zip_of_something_else(tmp_path: Path) -> None:
         archive.writestr("readme.txt", "nothing")
     with pytest.raises(ValueError, match=r"must hold one \.mat file, got 0"):
         read_affnist(tmp_path / "test.mat.zip")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_affnist_refuses_a_damaged_zip(compression: int, tmp_path: Path) -> None:
+    path = tmp_path / "test.mat.zip"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("test.mat", RNG.bytes(500))
+    data = bytearray(path.read_bytes())
+    data[100] ^= 255
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match=r"test\.mat\.zip is truncated or damaged"):
+        read_affnist(path)
 
 
 # smallNORB
@@ -315,6 +334,8 @@ def test_norb_reads_halved_pairs_and_categories(
         (lambda data: b"\x54" + data[1:], "magic number 1e3d4c55, got 1e3d4c54"),
         (lambda data: data[:4] + b"\x03" + data[5:], "must have 4 dimensions, got 3"),
         (lambda data: data[:12] + b"\x01" + data[13:], "must hold stereo pairs of even size"),
+        (lambda data: data[:8] + b"\xff\xff\xff\x7f" + data[12:], "header promises"),
+        (lambda data: data[:8] + b"\xff\xff\xff\xff" + data[12:], "header promises"),
     ],
 )
 def test_norb_refuses_a_wrong_file(change: object, sentence: str, tmp_path: Path) -> None:

@@ -143,6 +143,21 @@ def test_mistakes_are_named_before_any_batch(arguments: dict[str, int], sentence
         iterate_batches(numbered_split(7), **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("count", "label", "sentence"),
+    [
+        (0, 0, "noise must have images to be a test set, got none"),
+        (4, 200, r"labels of noise \(test\) must be 0 to 9, got 200 to 200"),
+        (4, -1, r"labels of noise \(test\) must be 0 to 9, got -1 to -1"),
+    ],
+)
+def test_images_without_a_class_are_refused(count: int, label: int, sentence: str) -> None:
+    images, labels = np.zeros((count, 1, 8, 8), np.uint8), np.full(count, label)
+    classes = tuple("0123456789")
+    with pytest.raises(ValueError, match=sentence):
+        ArraySplit(images, labels, name="noise", split="test", class_names=classes, origin="noise")
+
+
 def test_a_batch_outside_the_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"indices of numbered must be in \[0, 7\), got 3 to 7"):
         numbered_split(7).test_batch(np.array([3, 7]))

@@ -158,6 +158,14 @@ def test_data_dir_follows_the_platform(
     assert find_data_dir(Path("/mine")) == Path("/mine")
 
 
+def test_a_home_that_nobody_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="there is no home folder for ~nobody9/x; name the data"):
+        find_data_dir(Path("~nobody9/x"))
+    monkeypatch.setenv("CAPSNET_DATA", "~nobody9")
+    with pytest.raises(ValueError, match="there is no home folder for ~nobody9; name the data"):
+        find_data_dir()
+
+
 def test_a_part_is_found_in_its_folder_or_beside(tmp_path: Path) -> None:
     assert find_part("svhn", "test", tmp_path) is None
     beside = tmp_path / "test_32x32.mat"

@@ -23,7 +23,7 @@ from capsnet.data.readers import (
     read_svhn,
 )
 from capsnet.data.splits import ArraySplit, Split
-from capsnet.data.storage import find_part, load_mnist, require_part
+from capsnet.data.storage import find_data_dir, find_part, load_mnist, require_part
 
 SplitName = Literal["train", "validation", "test"]
 Examples = tuple[UInt8[np.ndarray, "N C h w"], Int64[np.ndarray, " N"]]
@@ -251,7 +251,7 @@ def _load_folder(config: DataConfig, split: SplitName) -> Split:
 
     if config.data_dir is None:
         raise ValueError("dataset 'folder' needs data_dir, a folder with one subfolder per class")
-    folder = config.data_dir.expanduser()
+    folder = find_data_dir(config.data_dir)
     contents = list_folder(folder, test_fraction=config.test_fraction, seed=config.generation_seed)
     images = load_folder(
         folder, contents, size=config.image_size, num_channels=config.image_channels

@@ -69,11 +69,19 @@ def read_idx(path: Path, num_dims: int) -> UInt8[np.ndarray, ...]:
             )
         shape = tuple(int(extent) for extent in header[4:].view(">u4"))
         if isinstance(file, gzip.GzipFile):
-            array = np.empty(shape, dtype=np.uint8)
+            array = _allocate(shape, path)
             fill_exactly(file, array, path)
             return array
     _check_size(path, len(header) + math.prod(shape))
     return np.memmap(path, dtype=np.uint8, mode="r", offset=len(header), shape=shape)
+
+
+def _allocate(shape: tuple[int, ...], path: Path, dtype: str = "uint8") -> Shaped[np.ndarray, ...]:
+    """Room for what a header promises, which a damaged one may do beyond all measure."""
+    try:
+        return np.empty(shape, dtype=dtype)
+    except (MemoryError, ValueError):  # more than there is, more than can be, or less than nothing
+        raise ValueError(f"{path} is damaged: its header promises {shape} values") from None
 
 
 def _check_size(path: Path, expected: int) -> None:
@@ -227,7 +235,7 @@ def read_svhn(path: Path) -> tuple[UInt8[np.ndarray, "N 3 32 32"], Int64[np.ndar
     images, labels = content["X"], content["y"]
     if images.ndim != 4 or images.shape[:3] != (32, 32, 3) or images.dtype != np.uint8:
         raise ValueError(f"{path} must hold X of bytes (32, 32, 3, N), got {images.shape}")
-    if labels.size != images.shape[3] or labels.min() < 1 or labels.max() > 10:
+    if labels.size != images.shape[3] or not _is_within(labels, 1, 10):
         raise ValueError(f"{path} must hold y of {images.shape[3]} labels 1 to 10")
     pixels = images.T  # (N, C, W, H), contiguous, as MATLAB stores the first axis innermost
     for start in range(0, len(pixels), _BLOCK):  # in place: a copy would double the memory
@@ -238,14 +246,8 @@ def read_svhn(path: Path) -> tuple[UInt8[np.ndarray, "N 3 32 32"], Int64[np.ndar
 
 def read_affnist(path: Path) -> tuple[UInt8[np.ndarray, "N 1 40 40"], Int64[np.ndarray, " N"]]:
     """AffNIST's digits from a .mat file of theirs or the .zip of it."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith(".mat")]
-            if len(names) != 1:
-                raise ValueError(f"{path} must hold one .mat file, got {len(names)}")
-            content = read_mat(path, ("affNISTdata",), io.BytesIO(archive.read(names[0])))
-    else:
-        content = read_mat(path, ("affNISTdata",))
+    unzipped = _unzip_mat(path) if zipfile.is_zipfile(path) else None
+    content = read_mat(path, ("affNISTdata",), unzipped)
     try:
         record = content["affNISTdata"]
         images, labels = record["image"][0, 0], record["label_int"][0, 0]
@@ -255,7 +257,26 @@ def read_affnist(path: Path) -> tuple[UInt8[np.ndarray, "N 1 40 40"], Int64[np.n
         raise ValueError(f"{path} must hold images of bytes (1600, N), got {images.shape}")
     if labels.size != images.shape[1]:
         raise ValueError(f"{path} has {images.shape[1]} images but {labels.size} labels")
+    if not _is_within(labels, 0, 9):
+        raise ValueError(f"{path} must hold label_int of labels 0 to 9")
     return images.T.reshape(-1, 1, 40, 40), labels.ravel().astype(np.int64)
+
+
+def _is_within(labels: Shaped[np.ndarray, ...], first: int, last: int) -> bool:
+    """Whether these are numbers, each one of the labels."""
+    return labels.dtype.kind in "iuf" and bool(np.isin(labels, range(first, last + 1)).all())
+
+
+def _unzip_mat(path: Path) -> io.BytesIO:
+    """The one .mat file in an archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".mat")]
+            if len(names) == 1:
+                return io.BytesIO(archive.read(names[0]))
+    except Exception as error:  # zipfile raises a dozen kinds, from zlib.error to RuntimeError
+        raise ValueError(f"{path} is truncated or damaged: {error}") from error
+    raise ValueError(f"{path} must hold one .mat file, got {len(names)}")
 
 
 def read_mat(
@@ -274,7 +295,7 @@ def read_mat(
         raise
     except Exception as error:  # scipy raises a dozen kinds, from zlib.error to NotImplementedError
         raise ValueError(f"{path} is truncated or no MATLAB file: {error}") from error
-    if missing := [name for name in names if name not in content]:
+    if missing := [name for name in names if not isinstance(content.get(name), np.ndarray)]:
         raise ValueError(f"{path} lacks the variable {', '.join(missing)}")
     return {name: content[name] for name in names}
 
@@ -283,7 +304,7 @@ def read_norb_labels(path: Path) -> Int64[np.ndarray, " N"]:
     """The categories in a smallNORB `-cat.mat` file, plain or gzipped."""
     with open_plain_or_gzipped(path) as file:
         shape = _read_norb_header(file, path, _NORB_INTS, num_dims=1)
-        labels = np.empty(shape, dtype="<i4")
+        labels = _allocate(shape, path, "<i4")
         fill_exactly(file, labels, path)
     if labels.size and not 0 <= labels.min() <= labels.max() <= 4:
         raise ValueError(f"{path} has categories outside 0 to 4")
@@ -300,10 +321,10 @@ def read_norb_images(path: Path) -> UInt8[np.ndarray, "N 2 H W"]:
         count, num_channels, height, width = shape
         if num_channels != 2 or height % 2 or width % 2:
             raise ValueError(f"{path} must hold stereo pairs of even size, got {shape}")
-        reduced = np.empty((count, num_channels, height // 2, width // 2), dtype=np.uint8)
+        reduced = _allocate((count, num_channels, height // 2, width // 2), path)
         for start in range(0, count, _BLOCK):
             stop = min(start + _BLOCK, count)
-            block = np.empty((stop - start, *shape[1:]), dtype=np.uint8)
+            block = _allocate((stop - start, *shape[1:]), path)
             fill_exactly(file, block, path, last=stop == count)
             total = np.full((stop - start, *reduced.shape[1:]), 2, dtype=np.uint16)  # to round
             for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):

@@ -103,6 +103,13 @@ class ArraySplit(Split):
                 are random, each a function of its index.
             origin: where the images come from.
         """
+        if not images.size:
+            raise ValueError(f"{name} must have images to be a {split} set, got none")
+        if not 0 <= labels.min() <= labels.max() < len(class_names):
+            raise ValueError(
+                f"labels of {name} ({split}) must be 0 to {len(class_names) - 1}, "
+                f"got {labels.min()} to {labels.max()}"
+            )
         self.name, self.split, self.class_names, self.origin = name, split, class_names, origin
         self._images, self._labels = images, labels
         self._steps, self._standardised, self._test_seed = steps, standardised, test_seed

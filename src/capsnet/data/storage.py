@@ -46,10 +46,17 @@ FORMS: dict[str, dict[str, tuple[str, ...]]] = {
 
 def find_data_dir(data_dir: Path | None = None) -> Path:
     """The folder that holds datasets: the given one, or CAPSNET_DATA, or the platform's cache."""
-    if data_dir is not None:
-        return data_dir.expanduser()
-    if chosen := os.environ.get("CAPSNET_DATA"):
-        return Path(chosen).expanduser()
+    chosen = data_dir or os.environ.get("CAPSNET_DATA")
+    try:
+        return Path(chosen).expanduser() if chosen else _find_cache()
+    except RuntimeError:
+        raise ValueError(
+            f"there is no home folder for {chosen or '~'}; name the data folder in full "
+            "by --data-dir or CAPSNET_DATA"
+        ) from None
+
+
+def _find_cache() -> Path:
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
