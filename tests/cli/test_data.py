@@ -1,6 +1,7 @@
 import hashlib
 import http.server
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -70,10 +71,7 @@ def test_list_shows_every_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_list_says_what_is_there_and_its_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    batches = tmp_path / "cifar10" / "cifar-10-batches-bin"
-    batches.mkdir(parents=True)
-    for number in (1, 2):
-        (batches / f"data_batch_{number}.bin").write_bytes(bytes(3073))
+    batches = dataset_files.write_cifar10(tmp_path / "cifar10", python=False, archive=False)
     (tmp_path / "train_32x32.mat").write_bytes(bytes(100))
     (tmp_path / "test.mat").write_bytes(bytes(10))
     assert run("data", "list", "--data-dir", str(tmp_path), "--json") == 0
@@ -81,12 +79,25 @@ def test_list_says_what_is_there_and_its_size(
     assert record["data_dir"] == str(tmp_path)
     states = {state["name"]: state for state in record["datasets"]}
     assert states["cifar10"]["state"] == "here"
-    assert states["cifar10"]["num_bytes"] == 6146
-    assert states["cifar10"]["paths"] == [str(batches)]
+    assert states["cifar10"]["num_bytes"] == 6 * 4 * 3073
+    assert states["cifar10"]["paths"] == [str(path) for path in sorted(batches.iterdir())]
     assert states["svhn"]["state"] == "incomplete"
     assert states["affnist"]["state"] == "here"
     assert states["smallnorb"]["state"] == "missing"
     assert states["mnist"]["terms"] == "CC BY-SA 3.0"
+    assert 9e6 < states["mnist"]["num_bytes"] < 10e6
+
+
+def test_what_is_empty_is_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cifar10" / "cifar-10-batches-bin").mkdir(parents=True)
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        (tmp_path / name).touch()
+    batches = dataset_files.write_cifar10(tmp_path, python=True, archive=False)
+    (batches / "data_batch_3").write_bytes(b"")
+    assert run("data", "list", "--data-dir", str(tmp_path), "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    states = {state["name"]: state["state"] for state in record["datasets"]}
+    assert (states["cifar10"], states["svhn"]) == ("incomplete", "missing")
 
 
 def test_the_environment_names_the_data_folder(
@@ -111,6 +122,39 @@ def test_get_fetches_and_verifies(
     assert state["num_bytes"] == 2 * len(CONTENT)
     assert f"svhn is in {tmp_path / 'svhn'}, verified (free)" in shown.err
     assert (tmp_path / "svhn" / "test_32x32.mat").read_bytes() == CONTENT
+
+
+def test_get_leaves_alone_what_is_there_in_another_form_or_place(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    offer_svhn(monkeypatch, address, hashlib.sha256(CONTENT).hexdigest())
+    batches = dataset_files.write_cifar10(tmp_path, python=False, archive=False)
+    (tmp_path / "train_32x32.mat").write_bytes(b"the user's own")
+    assert run("data", "get", "cifar10", "svhn", "--data-dir", str(tmp_path)) == 0
+    said = capsys.readouterr().err
+    assert f"tar.gz is not fetched: {batches / 'data_batch_1.bin'} is there already" in said
+    assert f"train_32x32.mat is not fetched: {tmp_path / 'train_32x32.mat'} is there" in said
+    assert [path.name for path in (tmp_path / "svhn").iterdir()] == ["test_32x32.mat"]
+
+
+def test_a_stopped_get_leaves_nothing_half_done(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_svhn(monkeypatch, address, hashlib.sha256(CONTENT).hexdigest())
+    folder = tmp_path / "svhn"
+
+    def stop(path: Path) -> str:
+        assert len(list(folder.iterdir())) == 1
+        signal.raise_signal(signal.SIGTERM)
+        return "never"
+
+    monkeypatch.setattr("capsnet.data.sources._file_sha256", stop)
+    assert run("data", "get", "svhn", "--data-dir", str(tmp_path)) == 128 + signal.SIGTERM
+    assert list(folder.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_get_refuses_a_wrong_checksum_with_exit_code_2(
@@ -164,6 +208,9 @@ def test_show_draws_a_sheet_of_any_dataset(
     with Image.open("affnist.png") as sheet:
         assert sheet.size == (5 * 42 + 2, 2 * 42 + 2)
         assert np.asarray(sheet).max() > 200
+    assert run("data", "show", "affnist") == 2
+    said = "capsnet: affnist.png is there already; --out affnist.png replaces it\n"
+    assert capsys.readouterr().err == said
     for name in ("red", "blue"):
         (tmp_path / "own" / name).mkdir(parents=True)
         for number in range(3):

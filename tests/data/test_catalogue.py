@@ -153,6 +153,13 @@ def test_cifar10_is_found_when_its_own_folder_is_given(tmp_path: Path) -> None:
     assert len(load_split(DataConfig("cifar10", folder), "test")) == 4
 
 
+def test_cifar10_comes_from_the_archive_when_a_batch_was_not_unpacked(tmp_path: Path) -> None:
+    dataset_files.write_cifar10(tmp_path, python=False, archive=True)
+    folder = dataset_files.write_cifar10(tmp_path, python=False, archive=False)
+    (folder / "data_batch_3.bin").unlink()
+    assert len(load_split(DataConfig("cifar10", tmp_path), "train")) == 20
+
+
 def test_smallnorb_is_halved_and_cropped_to_32(tmp_path: Path) -> None:
     for stem, count in (
         ("smallnorb-5x46789x9x18x6x2x96x96-training", 10),
@@ -198,7 +205,8 @@ def test_the_original_affnist_comes_before_a_regenerated_one(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "smallnorb", "svhn"])
 def test_a_dataset_that_is_not_there_says_how_to_get_it(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=f"run `capsnet data get {name}`, or put"):
+    option = f" --data-dir {tmp_path}"
+    with pytest.raises(FileNotFoundError, match=f"run `capsnet data get {name}{option}`, or put"):
         load_split(DataConfig(name, tmp_path), "train")
 
 

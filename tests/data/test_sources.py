@@ -1,12 +1,15 @@
+import errno
 import functools
 import hashlib
 import http.server
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,6 +173,34 @@ def test_a_killed_download_never_takes_the_files_place(server: Server, tmp_path:
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert not (folder / "file.bin").exists()
+
+
+def test_drafts_of_killed_downloads_are_removed_and_those_under_way_left(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.offer(monkeypatch, "good")
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    for name, age in ((".file.bin.1-a.part", 4000), (".file.bin.2-b.part", 10), ("my.part", 4000)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age,) * 2)
+    download("cifar10", tmp_path)
+    assert names_in(folder) == [".file.bin.2-b.part", "file.bin", "my.part"]
+
+
+def test_a_full_disk_names_the_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.offer(monkeypatch, "good")
+
+    def refuse(path: Path) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("capsnet.data.sources._file_sha256", refuse)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        download("cifar10", tmp_path)
+    assert caught.value.filename == str(tmp_path / "cifar10" / "file.bin")
+    assert names_in(tmp_path / "cifar10") == []
 
 
 def test_progress_reaches_the_end(

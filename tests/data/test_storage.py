@@ -175,6 +175,8 @@ def test_a_part_is_found_in_its_folder_or_beside(tmp_path: Path) -> None:
     inside = tmp_path / "svhn" / "test_32x32.mat"
     inside.touch()
     assert find_part("svhn", "test", tmp_path) == inside
+    beside.write_bytes(b"not empty")
+    assert find_part("svhn", "test", tmp_path) == beside
 
 
 def test_a_missing_part_says_what_to_do(tmp_path: Path) -> None:
@@ -182,6 +184,6 @@ def test_a_missing_part_says_what_to_do(tmp_path: Path) -> None:
         require_part("fashion-mnist", "t10k-images-idx3-ubyte", tmp_path)
     assert str(caught.value) == (
         f"fashion-mnist is not complete in {tmp_path / 'fashion-mnist'}: "
-        "run `capsnet data get fashion-mnist`, "
+        f"run `capsnet data get fashion-mnist --data-dir {tmp_path}`, "
         "or put t10k-images-idx3-ubyte or t10k-images-idx3-ubyte.gz there"
     )

@@ -1,9 +1,15 @@
 """The commands data list, data get and data show."""
 
+import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import resources
 from json import dumps
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -46,7 +52,7 @@ class DatasetState:
     state: str
     """`built in`, `made` when asked for, `here`, `incomplete`, `missing` or `yours`."""
     paths: list[str]
-    """The files and folders that it is read from."""
+    """The files that it is read from."""
     num_bytes: int
     """Their size."""
     origin: str
@@ -68,7 +74,8 @@ def list_data(*, data_dir: Path | None = None, json: Flag = False) -> int:
     if json:
         print(dumps({"data_dir": str(folder), "datasets": [asdict(s) for s in states]}, indent=2))
         return 0
-    print(f"Datasets in {folder} (capsnet data get NAME fetches what is missing):")
+    option = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
+    print(f"Datasets in {folder} (capsnet data get NAME{option} fetches what is missing):")
     for state in states:
         size = f"{state.num_bytes / 1e6:,.1f} MB" if state.num_bytes else ""
         print(f"  {state.name:<14} {state.state:<10} {size:>10}  {state.summary}; {state.origin}")
@@ -96,7 +103,8 @@ def get_data(*names: str, data_dir: Path | None = None, json: Flag = False) -> i
                 f"{name} needs no download: it is {_inspect(name, data_dir).state}", file=sys.stderr
             )
             continue
-        _fetch(name, data_dir)
+        with _stopping_cleanly():
+            _fetch(name, data_dir)
     if json:
         print(dumps([asdict(_inspect(name, data_dir)) for name in names], indent=2))
     return 0
@@ -117,7 +125,7 @@ def show_data(
 
     Args:
         name: The dataset.
-        out: PNG file to write; default: NAME.png.
+        out: PNG file to write or replace; default: NAME.png, which must not be there yet.
         split: test or train.
         augmented: Shuffled and augmented, as in training with seed 0.
         rows: Rows of images.
@@ -126,6 +134,10 @@ def show_data(
     """
     if rows < 1 or columns < 1:
         raise ValueError(f"a sheet needs at least one row and column, got {rows} and {columns}")
+    check_dataset(name)
+    path = out or Path(f"{name}.png")
+    if out is None and path.exists():
+        raise ValueError(f"{path} is there already; --out {path} replaces it")
     examples = load_split(DataConfig(name, data_dir), split)
     count = min(rows * columns, len(examples))
     if augmented:
@@ -134,7 +146,6 @@ def show_data(
         batch = examples.test_batch(np.arange(count) * len(examples) // count)
     # Standardised images have no place in a picture; their targets are the same in [0, 1].
     images = batch.images if examples.labels_per_image > 1 else batch.targets[:, 0]
-    path = out or Path(f"{name}.png")
     _draw_sheet((images * 255).round().byte().numpy(), columns).save(path)
     print(f"{count} images of {examples.origin} ({split}) are in {path}")
     return 0
@@ -153,6 +164,20 @@ def _draw_sheet(images: UInt8[np.ndarray, "N C H W"], columns: int) -> "Picture"
         place = (number % columns * (width + 2) + 2, number // columns * (height + 2) + 2)
         sheet.paste(Image.fromarray(tile), place)
     return sheet
+
+
+@contextmanager
+def _stopping_cleanly() -> Iterator[None]:
+    """Makes SIGTERM an exit that removes what is half done, as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fetch(name: str, data_dir: Path | None) -> None:
@@ -195,24 +220,28 @@ def _fetch(name: str, data_dir: Path | None) -> None:
             make_progress=make_bar,
         )
     terms = SOURCES[name].terms
-    console.print(
-        f"{name} is in {paths[0].parent}, verified ({terms})", soft_wrap=True, highlight=False
-    )
+    if paths:
+        console.print(
+            f"{name} is in {paths[0].parent}, verified ({terms})", soft_wrap=True, highlight=False
+        )
 
 
 def _inspect(name: str, data_dir: Path | None) -> DatasetState:
     """What is there of a dataset."""
     if name == "mnist":
         origin, terms = "part of capsnet", "CC BY-SA 3.0"
-        return DatasetState(name, _SUMMARIES[name], "built in", [], 0, origin, terms)
+        folder = Path(str(resources.files("capsnet.data"))) / "files"
+        size = sum(file.stat().st_size for file in folder.glob("*.xz"))
+        return DatasetState(name, _SUMMARIES[name], "built in", [], size, origin, terms)
     if name == "folder":
         return DatasetState(name, _SUMMARIES[name], "yours", [], 0, "your own", "")
     if name not in SOURCES:
         origin, terms = "made from MNIST", "CC BY-SA 3.0"
         return DatasetState(name, _SUMMARIES[name], "made", [], 0, origin, terms)
     found = [find_part(name, part, data_dir) for part in FORMS[name]]
-    paths = sorted({path for path in found if path is not None})
-    if all(found):
+    whole = [path for path in found if path is not None and path.stat().st_size]
+    paths = sorted(set(whole))
+    if len(whole) == len(found):
         state = "here"
     elif name == "affnist":
         state = "made"  # in the original's stead
@@ -220,13 +249,7 @@ def _inspect(name: str, data_dir: Path | None) -> DatasetState:
         state = "incomplete" if paths else "missing"
     source = SOURCES[name]
     origin = "made from MNIST, affNIST-style" if state == "made" else source.homepage
-    size = sum(_size(path) for path in paths)
+    size = sum(path.stat().st_size for path in paths)
     return DatasetState(
         name, _SUMMARIES[name], state, [str(path) for path in paths], size, origin, source.terms
     )
-
-
-def _size(path: Path) -> int:
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size

@@ -15,6 +15,8 @@ from capsnet.data.augment import Brightness, Contrast, Crop, Flip, Shift
 from capsnet.data.generated import AffnistSplit, MultiMNISTSplit
 from capsnet.data.order import shuffle
 from capsnet.data.readers import (
+    CIFAR_TEST,
+    CIFAR_TRAIN,
     read_affnist,
     read_cifar10,
     read_idx,
@@ -203,9 +205,10 @@ def _load_affnist(config: DataConfig, split: SplitName) -> Split:
 
 
 def _load_cifar10(config: DataConfig, split: SplitName) -> Split:
-    path = require_part(config.name, "all", config.data_dir)
-    if path.name.startswith("data_batch_1"):  # one of the files: their folder is meant
-        path = path.parent
+    batches = CIFAR_TEST if split == "test" else CIFAR_TRAIN
+    files = [require_part(config.name, batch, config.data_dir) for batch in batches]
+    # The folder of the batches, or the archive if any of them is only there.
+    path = next((file for file in files if file.suffix == ".gz"), files[0].parent)
     return ArraySplit(
         *_select(read_cifar10(path, split), config, split),
         name=config.name,

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, Shaped, UInt8
 
+CIFAR_TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
+CIFAR_TEST = ("test_batch",)
 _CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
 _NORB_BYTES, _NORB_INTS = 0x1E3D4C55, 0x1E3D4C54  # magic numbers of its binary-matrix format
 _BLOCK = 1024  # images read at once where they are reduced on the way
@@ -100,8 +102,7 @@ def read_cifar10(
         path: the archive (.tar.gz) or the folder of its batches.
         split: `test`, or anything else for the five training batches.
     """
-    numbers = [f"data_batch_{number}" for number in range(1, 6)]
-    stems = ["test_batch"] if split == "test" else numbers
+    stems = CIFAR_TEST if split == "test" else CIFAR_TRAIN
     batches: dict[str, UInt8[np.ndarray, "n 3073"]] = {}
     for name, data in _members(path, stems):
         records = _binary_records if name.endswith(".bin") else _pickled_records
@@ -122,7 +123,7 @@ def read_cifar10(
     return images, labels
 
 
-def _members(path: Path, stems: list[str]) -> Iterator[tuple[str, bytes]]:
+def _members(path: Path, stems: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     """The wanted batches in a folder or an archive, whichever of the two versions it holds."""
     wanted = {stem + ending for stem in stems for ending in ("", ".bin")}
     if path.is_dir():

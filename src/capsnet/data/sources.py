@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from capsnet.data.storage import find_data_dir
+from capsnet.data.storage import FORMS, find_data_dir, find_part, make_draft
 
 _TORONTO = "https://www.cs.toronto.edu/~"
 _FASHION = (
@@ -151,12 +151,6 @@ SOURCES: dict[str, Source] = {
             ),
             _mirrored(
                 _NORB,
-                "smallnorb-5x46789x9x18x6x2x96x96-training-info.mat.gz",
-                71052,
-                sha256="de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
-            ),
-            _mirrored(
-                _NORB,
                 "smallnorb-5x01235x9x18x6x2x96x96-testing-dat.mat.gz",
                 130799817,
                 sha256="cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
@@ -166,12 +160,6 @@ SOURCES: dict[str, Source] = {
                 "smallnorb-5x01235x9x18x6x2x96x96-testing-cat.mat.gz",
                 347,
                 sha256="ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff",
-            ),
-            _mirrored(
-                _NORB,
-                "smallnorb-5x01235x9x18x6x2x96x96-testing-info.mat.gz",
-                10428,
-                sha256="16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
             ),
         ),
     ),
@@ -224,14 +212,18 @@ def download(
     Args:
         name: a key of `SOURCES`.
         data_dir: the folder of datasets; the files go into its subfolder `name`.
-        report: called with a sentence about each bad file and each address that failed.
+        report: called with a sentence about each file that is there in another form or bad, and
+            each address that failed.
         make_progress: called for each download to show how far it is.
 
     Returns:
-        The paths of all files.
+        The paths of all files, save those whose content is there in another form or place.
     """
     folder = find_data_dir(data_dir) / name
-    missing = [file for file in SOURCES[name].files if not _is_verified(file, folder, report)]
+    files = [
+        file for file in SOURCES[name].files if not _is_elsewhere(name, file, data_dir, report)
+    ]
+    missing = [file for file in files if not _is_verified(file, folder, report)]
     for file in missing:
         if not _fetch(file, folder, report, make_progress):
             wanted = ", ".join(each.name for each in missing[missing.index(file) :])
@@ -239,7 +231,21 @@ def download(
                 f"no address delivered {file.name}; fetch {wanted} in another way "
                 f"({SOURCES[name].homepage}) and put them into {folder}"
             )
-    return [folder / file.name for file in SOURCES[name].files]
+    return [folder / file.name for file in files]
+
+
+def _is_elsewhere(
+    name: str, file: RemoteFile, data_dir: Path | None, report: Callable[[str], None]
+) -> bool:
+    """Whether all that a file holds is there in other files: unpacked, or where the user put it."""
+    found = [
+        find_part(name, part, data_dir) for part, forms in FORMS[name].items() if file.name in forms
+    ]
+    own = find_data_dir(data_dir) / name / file.name
+    if not found or any(path is None or path == own or not path.stat().st_size for path in found):
+        return False
+    report(f"{file.name} is not fetched: {found[0]} is there already; remove it to have the other")
+    return True
 
 
 def _is_verified(file: RemoteFile, folder: Path, report: Callable[[str], None]) -> bool:
@@ -264,27 +270,26 @@ def _fetch(
     import pooch
     from requests import RequestException
 
-    pooch.get_logger().setLevel("WARNING")
+    draft = make_draft(folder / file.name)
     for address in file.addresses:
-        downloader = pooch.HTTPDownloader(
+        fetch = pooch.HTTPDownloader(
             progressbar=make_progress(file) if make_progress else False,
             timeout=30,
             # A server must not unpack a .gz on the way: its checksum would be another.
             headers={"Accept-Encoding": "identity"},
         )
         try:
-            pooch.retrieve(
-                address,
-                known_hash=f"sha256:{file.sha256}",
-                fname=file.name,
-                path=folder,
-                downloader=downloader,
-            )
-            return True
-        except RequestException as error:
-            report(f"{address} could not be reached: {_root_cause(error)}")
-        except ValueError:  # pooch has removed what it got
+            fetch(address, draft, None)
+            if _file_sha256(draft) == file.sha256:
+                draft.replace(folder / file.name)
+                return True
             report(f"{address} sent a file with a wrong checksum; it was removed")
+        except (RequestException, ValueError) as error:
+            report(f"{address} could not be reached: {_root_cause(error)}")
+        except OSError as error:  # a full disk names no file
+            raise OSError(error.errno, error.strerror, str(folder / file.name)) from error
+        finally:
+            draft.unlink(missing_ok=True)
     return False
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import lzma
 import os
 import secrets
+import shlex
 import sys
+import time
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from capsnet.data.readers import read_idx
+from capsnet.data.readers import CIFAR_TEST, CIFAR_TRAIN, read_idx
 
 MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -21,6 +25,8 @@ MNIST_MD5 = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
+_DRAFT = ".part"
+_STALE = 3600.0  # seconds after which nobody is writing to a draft any more
 _NORB_TRAIN = "smallnorb-5x46789x9x18x6x2x96x96-training"
 _NORB_TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
 
@@ -29,11 +35,12 @@ FORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "fashion-mnist": {name: (name, f"{name}.gz") for name in MNIST_MD5},
     "affnist": {"test": ("test.mat", "test.mat.zip")},
     "cifar10": {
-        "all": (
-            *("cifar-10-batches-bin", "cifar-10-batches-py"),
+        batch: (
+            *(f"cifar-10-batches-bin/{batch}.bin", f"cifar-10-batches-py/{batch}"),
             *("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
-            *("data_batch_1.bin", "data_batch_1"),
+            *(f"{batch}.bin", batch),
         )
+        for batch in (*CIFAR_TRAIN, *CIFAR_TEST)
     },
     "smallnorb": {
         f"{split} {kind}": (f"{stem}-{kind}.mat", f"{stem}-{kind}.mat.gz")
@@ -67,13 +74,14 @@ def _find_cache() -> Path:
 
 
 def find_part(name: str, part: str, data_dir: Path | None) -> Path | None:
-    """A part of a dataset in the first form that there is, in DATA/NAME or in DATA itself."""
+    """A part of a dataset in the first form that there is, in DATA/NAME or in DATA itself.
+
+    An empty file, as a copy that failed leaves it, is taken only if there is no other.
+    """
     root = find_data_dir(data_dir)
-    for folder in (root / name, root):
-        for form in FORMS[name][part]:
-            if (folder / form).exists():
-                return folder / form
-    return None
+    paths = (folder / form for folder in (root / name, root) for form in FORMS[name][part])
+    found = [path for path in paths if path.is_file()]
+    return max(found, key=lambda path: path.stat().st_size > 0, default=None)
 
 
 def require_part(name: str, part: str, data_dir: Path | None) -> Path:
@@ -81,17 +89,27 @@ def require_part(name: str, part: str, data_dir: Path | None) -> Path:
     path = find_part(name, part, data_dir)
     if path is None:
         folder = find_data_dir(data_dir) / name
+        option = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
         raise FileNotFoundError(
-            f"{name} is not complete in {folder}: run `capsnet data get {name}`, "
+            f"{name} is not complete in {folder}: run `capsnet data get {name}{option}`, "
             f"or put {' or '.join(FORMS[name][part])} there"
         )
     return path
 
 
+def make_draft(path: Path) -> Path:
+    """A name beside a file, of no one else, to write it under; old drafts of it are removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for older in path.parent.glob(f".{glob.escape(path.name)}.*{_DRAFT}"):
+        with suppress(OSError):  # another process may have removed it
+            if time.time() - older.stat().st_mtime > _STALE:
+                older.unlink()
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_DRAFT}")
+
+
 def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     """Puts a complete file in place at once: whoever looks finds the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    draft = make_draft(path)
     try:
         with draft.open("wb") as file:
             for part in parts:
