@@ -235,6 +235,7 @@ def test_the_sheet_in_the_documentation_is_the_one_the_command_draws(tmp_path: P
     [
         (["minst"], "unknown dataset 'minst'; did you mean 'mnist'?"),
         (["mnist", "--rows", "0"], "a sheet needs at least one row and column, got 0 and 16"),
+        (["mnist", "--columns", "99999"], "a sheet holds at most 10000 images, got 8 × 99999"),
         (["folder"], "dataset 'folder' needs data_dir"),
         (["folder", "--data-dir", "/nowhere"], "a folder of images must exist, got /nowhere"),
         (["cifar10", "--data-dir", "/nowhere"], "cifar10 is not complete in /nowhere/cifar10"),

@@ -130,6 +130,9 @@ def test_fashion_mnist_is_read_plain_or_gzipped(tmp_path: Path) -> None:
     dataset_files.write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(10, dtype=np.uint8))
     with pytest.raises(ValueError, match="Fashion-MNIST has 11 images but 10 labels"):
         load_split(config, "test")
+    dataset_files.write_idx(folder / "t10k-images-idx3-ubyte", np.zeros((10, 20, 28), np.uint8))
+    with pytest.raises(ValueError, match=r"must have shape \(28, 28\), got \(20, 28\)"):
+        load_split(config, "test")
 
 
 @pytest.mark.parametrize("python", [False, True])
@@ -175,6 +178,9 @@ def test_smallnorb_is_halved_and_cropped_to_32(tmp_path: Path) -> None:
     check_shapes(load_split(config, "test"), 8, (2, 32, 32))
     dataset_files.write_norb(tmp_path / f"{stem}-cat.mat", np.zeros(7, dtype=np.int32))
     with pytest.raises(ValueError, match="smallNORB has 8 images but 7 labels"):
+        load_split(config, "test")
+    dataset_files.write_norb(tmp_path / f"{stem}-dat.mat", np.zeros((7, 2, 8, 8), dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"must have shape \(2, 48, 48\), got \(2, 4, 4\)"):
         load_split(config, "test")
 
 

@@ -127,6 +127,17 @@ def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
     assert image[-1].min() == 255
 
 
+def test_a_large_photograph_is_read_without_a_warning(
+    animals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # the images have 81
+    assert len(load(animals)) == 24
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    write_image(animals / "cat" / "new.png")
+    with pytest.raises(ValueError, match=r"cat/00\.png is no image that can be read: Image size"):
+        load(animals)
+
+
 def test_a_cache_is_used_again_and_rebuilt_when_a_file_changes(
     animals: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
+MAX_SHOWN = 10_000
+"""Most images of a sheet."""
+
 app = App(name="data", help="Fetch, check and show datasets.")
 
 _SUMMARIES = {
@@ -134,6 +137,8 @@ def show_data(
     """
     if rows < 1 or columns < 1:
         raise ValueError(f"a sheet needs at least one row and column, got {rows} and {columns}")
+    if rows * columns > MAX_SHOWN:
+        raise ValueError(f"a sheet holds at most {MAX_SHOWN} images, got {rows} × {columns}")
     check_dataset(name)
     path = out or Path(f"{name}.png")
     if out is None and path.exists():
@@ -146,7 +151,7 @@ def show_data(
         batch = examples.test_batch(np.arange(count) * len(examples) // count)
     # Standardised images have no place in a picture; their targets are the same in [0, 1].
     images = batch.images if examples.labels_per_image > 1 else batch.targets[:, 0]
-    _draw_sheet((images * 255).round().byte().numpy(), columns).save(path)
+    _draw_sheet((images * 255).round().byte().numpy(), min(columns, count)).save(path)
     print(f"{count} images of {examples.origin} ({split}) are in {path}")
     return 0
 

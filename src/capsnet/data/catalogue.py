@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64, Shaped, UInt8
 
 from capsnet.checks import unknown_name
 from capsnet.data.augment import Brightness, Contrast, Crop, Flip, Shift
@@ -122,6 +122,19 @@ def _select(
     return images[:num_train], labels[:num_train]
 
 
+def _check_examples(
+    title: str,
+    images: UInt8[np.ndarray, ...],
+    labels: Shaped[np.ndarray, " N"],
+    shape: tuple[int, ...],
+) -> None:
+    """Raises unless files that do not say so themselves fit each other and the dataset."""
+    if len(images) != len(labels):
+        raise ValueError(f"{title} has {len(images)} images but {len(labels)} labels")
+    if images.shape[1:] != shape:
+        raise ValueError(f"images of {title} must have shape {shape}, got {images.shape[1:]}")
+
+
 def _shift_or(config: DataConfig, paper: int) -> int:
     return paper if config.shift is None else config.shift
 
@@ -146,8 +159,7 @@ def _load_fashion_mnist(config: DataConfig, split: SplitName) -> Split:
         path = require_part(config.name, f"{prefix}-{kind}-ubyte", config.data_dir)
         arrays.append(read_idx(path, num_dims))
     images, labels = arrays
-    if len(images) != len(labels):
-        raise ValueError(f"Fashion-MNIST has {len(images)} images but {len(labels)} labels")
+    _check_examples("Fashion-MNIST", images, labels, (28, 28))
     examples = _select((images[:, None], labels.astype(np.int64)), config, split)
     return ArraySplit(
         *examples,
@@ -224,8 +236,7 @@ def _load_smallnorb(config: DataConfig, split: SplitName) -> Split:
     part = "test" if split == "test" else "train"
     images = read_norb_images(require_part(config.name, f"{part} dat", config.data_dir))
     labels = read_norb_labels(require_part(config.name, f"{part} cat", config.data_dir))
-    if len(images) != len(labels):
-        raise ValueError(f"smallNORB has {len(images)} images but {len(labels)} labels")
+    _check_examples("smallNORB", images, labels, (2, 48, 48))
     return ArraySplit(
         *_select((images, labels), config, split),
         name=config.name,

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,7 +204,8 @@ def _gather(parts: list[dict[str, list[Path]]], in_test: list[int]) -> ImageFold
 
 def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "C H W"]:
     try:
-        with Image.open(path) as file:
+        # A large photograph or odd metadata is no matter; far too many pixels are an error.
+        with warnings.catch_warnings(action="ignore"), Image.open(path) as file:
             image = ImageOps.exif_transpose(file)
             if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
                 image = _as_bytes(image)
