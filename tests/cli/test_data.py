@@ -120,7 +120,7 @@ def test_get_fetches_and_verifies(
     (state,) = json.loads(shown.out)
     assert state["state"] == "here"
     assert state["num_bytes"] == 2 * len(CONTENT)
-    assert f"svhn is in {tmp_path / 'svhn'}, verified (free)" in shown.err
+    assert shown.err == f"svhn is in {tmp_path / 'svhn'}, verified (free)\n"
     assert (tmp_path / "svhn" / "test_32x32.mat").read_bytes() == CONTENT
 
 

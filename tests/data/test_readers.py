@@ -334,7 +334,8 @@ def test_norb_reads_halved_pairs_and_categories(
         (lambda data: b"\x54" + data[1:], "magic number 1e3d4c55, got 1e3d4c54"),
         (lambda data: data[:4] + b"\x03" + data[5:], "must have 4 dimensions, got 3"),
         (lambda data: data[:12] + b"\x01" + data[13:], "must hold stereo pairs of even size"),
-        (lambda data: data[:8] + b"\xff\xff\xff\x7f" + data[12:], "header promises"),
+        (lambda data: data[:8] + b"\xff\xff\xff\x7f" + data[12:], "header promises|is truncated"),
+        (lambda data: data[:16] + b"\xfe\xff\xff\x7f" * 2 + data[24:], "header promises"),
         (lambda data: data[:8] + b"\xff\xff\xff\xff" + data[12:], "header promises"),
     ],
 )

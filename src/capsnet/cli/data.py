@@ -197,7 +197,9 @@ def _fetch(name: str, data_dir: Path | None) -> None:
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
 
         class Bar:
             """Shows one file's progress; pooch drives it."""
