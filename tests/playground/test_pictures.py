@@ -83,6 +83,12 @@ def test_larger_networks_get_the_digit_in_the_middle() -> None:
     assert prepare_image(stroke(), (1, 20, 22)).pixels.shape == (1, 20, 22)
 
 
+@pytest.mark.parametrize(("mode", "value", "level"), [("F", 0.5, 128), ("I;16", 250, 1)])
+def test_more_than_eight_bits_are_read_as_in_training(mode: str, value: float, level: int) -> None:
+    prepared = prepare_image(Image.new(mode, (9, 9), value), (3, 9, 9), digit=False)
+    assert round(float(prepared.pixels[0, 4, 4]) * 255) == level
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
 def test_every_mode_gives_the_same_digit(mode: str) -> None:
     if mode == "I;16":

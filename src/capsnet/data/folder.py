@@ -208,7 +208,7 @@ def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "
         with warnings.catch_warnings(action="ignore"), Image.open(path) as file:
             image = ImageOps.exif_transpose(file)
             if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-                image = _as_bytes(image)
+                image = as_bytes(image)
             if image.has_transparency_data:
                 transparent = image.convert("RGBA")
                 image = Image.new("RGBA", image.size, (0, 0, 0, 255))
@@ -222,8 +222,9 @@ def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "
     return pixels.transpose(2, 0, 1)
 
 
-def _as_bytes(image: Image.Image) -> Image.Image:
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+def as_bytes(image: Image.Image) -> Image.Image:
+    """A grey image of 16 bits or more in 8: white is 65535, or 1 or 255 if values stay within."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0, neginf=0)
     if image.mode.startswith("I;16") or values.max() > 255:
         white = 65535
     else:

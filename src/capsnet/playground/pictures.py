@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from capsnet.data.folder import as_bytes
+
 Polarity = Literal["light on dark", "dark on light"]
 
 MAX_SIDE = 4096
@@ -156,9 +158,7 @@ def _flatten(image: Image.Image, *, ground: str | None) -> Image.Image:
     Without a ground that is white, or black where the visible part is itself light.
     """
     if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-        values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0, neginf=0)
-        white = 65535 if values.max() > 255 else 255
-        return Image.fromarray((values.clip(0, white) * (255 / white)).round().astype(np.uint8))
+        return as_bytes(image)
     if not image.has_transparency_data:
         return image.convert("RGB")
     colours = image.convert("RGBA")
