@@ -1,3 +1,6 @@
+from collections.abc import Callable, Iterable
+from functools import partial
+
 import pytest
 import reference
 import torch
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from capsnet.functional import frequency as frequency_module
 from capsnet.functional.convolution import (
     Algorithm,
     choose_algorithm,
@@ -15,7 +19,8 @@ from capsnet.functional.convolution import (
     store_taps_first,
 )
 from capsnet.functional.frequency import FrequencyConvolution
-from capsnet.functional.plan import make_plan
+from capsnet.functional.plan import Plan, make_plan
+from capsnet.training.optimiser import FusedAdam
 
 # Image rows and columns, kernel rows and columns, stride, padding, tiles by rows and columns.
 SHAPES = [
@@ -214,6 +219,60 @@ def test_weight_transformed_for_evaluation_is_not_used_after_it_changed() -> Non
     with torch.no_grad():
         weight.copy_(torch.zeros_like(weight))
     assert_close(evaluate(), torch.zeros_like(first))
+
+
+@pytest.mark.parametrize("make", [FusedAdam, partial(torch.optim.SGD, lr=0.1, fused=True)])
+def test_a_fused_step_is_noticed_whatever_the_form_in_training(
+    make: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+) -> None:
+    images, weight = torch.randn(2, 3, 8, 9), nn.Parameter(torch.randn(4, 3, 5, 6))
+    optimiser = make([weight])
+    convolve2d(images, weight, algorithm="direct").sum().backward()
+    with torch.no_grad():
+        before = convolve2d(images, weight, algorithm="frequency")
+        optimiser.step()
+        after = convolve2d(images, weight, algorithm="frequency")
+        assert_close(after, convolve2d(images, weight.clone(), algorithm="frequency"))
+    assert not torch.equal(after, before)
+
+
+def count_transforms(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    plans: list[Plan] = []
+
+    def kernel_factors(plan: Plan, weight: Tensor) -> frequency_module.Factors:
+        plans.append(plan)
+        return transform(plan, weight)
+
+    transform = frequency_module.kernel_factors
+    monkeypatch.setattr(frequency_module, "kernel_factors", kernel_factors)
+    return plans
+
+
+def test_weight_at_rest_is_transformed_once_for_each_of_two_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans, weight = count_transforms(monkeypatch), torch.randn(4, 3, 5, 6)
+    for size in (8, 9, 8, 9):
+        convolve2d(torch.randn(2, 3, size, 9), weight, algorithm="frequency")
+    assert len(plans) == 2
+    for size in (10, 11, 10):  # no more than two are kept
+        convolve2d(torch.randn(2, 3, size, 9), weight, algorithm="frequency")
+    convolve2d(torch.randn(2, 3, 8, 9), weight, algorithm="frequency")
+    assert len(plans) == 5
+
+
+def test_weight_in_shared_memory_is_transformed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, weight = count_transforms(monkeypatch), torch.randn(4, 3, 5, 6).share_memory_()
+    for _ in range(2):
+        convolve2d(torch.randn(2, 3, 8, 9), weight, algorithm="frequency")
+    assert len(plans) == 2
+
+
+def test_plan_does_not_depend_on_the_default_device() -> None:
+    images, weight = torch.randn(2, 3, 21, 23), torch.randn(4, 3, 5, 6)
+    with torch.device("meta"):
+        fast = convolve2d(images, weight, algorithm="frequency")
+    assert_close(fast, F.conv2d(images, weight), atol=1e-4, rtol=1e-4)
 
 
 def test_frozen_weight_transformed_in_inference_mode_serves_a_gradient_of_images() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from capsnet.functional.patches import differentiable_gradients, own_view
@@ -34,36 +35,50 @@ def kernel_factors(plan: Plan, weight: Tensor) -> Factors:
 
 @dataclass(frozen=True)
 class _Remembered:
-    plan: Plan
     version: int
     address: int
-    factors: list[list[Tensor]]
+    factors: dict[Plan, list[list[Tensor]]]
 
 
 _remembered: MutableMapping[Tensor, _Remembered] = WeakIdKeyDictionary()
+
+# Factors take several times the memory of their weight: enough for whole batches and a last,
+# smaller one, which may be cut into other tiles.
+_MOST_PLANS = 2
 
 
 def recall_factors(plan: Plan, weight: Tensor) -> list[list[Tensor]] | None:
     """Returns `kernel_factors` of a weight at rest, made once; None for one in training.
 
-    A change of the weight shows in its version, which every in-place operation counts up, unless
-    it works on `.data`.
+    A change of the weight shows in its version, which in-place operations count up; not so fused
+    optimisers, after whose steps everything is forgotten. What is written through `.data` or NumPy
+    goes unnoticed. A weight that other processes may write to is not remembered.
     """
-    if (torch.is_grad_enabled() and weight.requires_grad) or weight.is_inference():
+    if (
+        (torch.is_grad_enabled() and weight.requires_grad)
+        or weight.is_inference()
+        or weight.is_shared()
+    ):
         _remembered.pop(weight, None)
         return None
+    state = weight._version, weight.data_ptr()
     known = _remembered.get(weight)
-    if (
-        known is None
-        or known.plan is not plan
-        or (known.version, known.address) != (weight._version, weight.data_ptr())
-    ):
+    factors = known.factors if known and (known.version, known.address) == state else {}
+    if plan not in factors:
         # What is made in inference mode could not serve a later backward pass.
         with torch.inference_mode(False), torch.no_grad():
-            factors = [list(bands) for bands in kernel_factors(plan, weight)]
-        known = _Remembered(plan, weight._version, weight.data_ptr(), factors)
-        _remembered[weight] = known
-    return known.factors
+            made = [list(bands) for bands in kernel_factors(plan, weight)]
+        factors = dict([*factors.items(), (plan, made)][-_MOST_PLANS:])
+        _remembered[weight] = _Remembered(*state, factors)
+    return factors[plan]
+
+
+def forget_factors(*_: object) -> None:
+    """Forgets the factors of all weights, as any of them may have changed."""
+    _remembered.clear()
+
+
+register_optimizer_step_post_hook(forget_factors)
 
 
 def data_factors(plan: Plan, tiles: Tensor) -> Factors:

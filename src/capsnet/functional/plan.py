@@ -35,7 +35,7 @@ class Phase:
     """From taps to the kernel factors of each band."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """How to convolve images of one size: tiles, phases and their matrices."""
 
@@ -83,7 +83,8 @@ def make_plan(
         return toom_cook.axis_algorithm(tile_outputs[axis], num_taps, infinity=infinity)
 
     def matrix(values: toom_cook.Real) -> Tensor:
-        return torch.tensor(values, dtype=dtype)
+        # Kept for all callers, whatever torch's default device is at the first one.
+        return torch.tensor(values, dtype=dtype, device="cpu")
 
     def make_phase(row: int, column: int) -> Phase:
         rows, columns = algorithm(0, row), algorithm(1, column)
