@@ -11,7 +11,13 @@ class Convolution(nn.Conv2d):
     """A convolution with the parameters of `torch.nn.Conv2d`, computed by `convolve2d`.
 
     State dicts are those of `torch.nn.Conv2d`. In memory a weight of many numbers lies with its
-    taps first, as the frequency form reads it.
+    taps first, as the frequency form reads it; what insists on contiguous weights, such as
+    `torch.nn.utils.parameters_to_vector`, L-BFGS or `safetensors.torch.save_file`, needs
+    `.contiguous()` copies of them.
+
+    Without gradients the weight's transform is kept from call to call. In-place operations,
+    optimisers and loading a state dict are noticed; writing through `weight.data` or a NumPy view
+    is not. Use `torch.no_grad()` and an in-place operation instead, or `algorithm="direct"`.
 
     Args:
         in_channels: Channels of the images.

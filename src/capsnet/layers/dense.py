@@ -30,7 +30,10 @@ class DenseCapsules(RoutedCapsules):
         orphan: Whether a capsule may be routed to "none of the above" (§7).
 
     The matrices start normal, with the deviation that gives votes of unit-length capsules a total
-    input of about unit length under uniform coupling.
+    input of about unit length under uniform coupling. In memory the weight lies with its parents
+    first, as `DenseVotes` reads it; what insists on contiguous weights, such as
+    `torch.nn.utils.parameters_to_vector`, L-BFGS or `safetensors.torch.save_file`, needs a
+    `.contiguous()` copy.
 
     >>> layer = DenseCapsules(6, 4, out_capsules=3, out_dim=5)
     >>> layer(torch.randn(2, 6, 4)).shape
