@@ -120,8 +120,9 @@ def test_outputs_may_be_changed_in_place_and_bias_gets_its_gradient(algorithm: A
 
 
 @pytest.mark.parametrize("algorithm", ["patches", "frequency"])
-def test_second_derivatives_are_right(algorithm: Algorithm) -> None:
-    inputs = torch.randn(2, 3, 5, 6), torch.randn(4, 3, 3, 2), torch.randn(4)
+@pytest.mark.parametrize("num_inputs", [3, 2], ids=["bias", "no bias"])
+def test_second_derivatives_are_right(algorithm: Algorithm, num_inputs: int) -> None:
+    inputs = (torch.randn(2, 3, 5, 6), torch.randn(4, 3, 3, 2), torch.randn(4))[:num_inputs]
     assert torch.autograd.gradgradcheck(
         lambda *inputs: convolve2d(*inputs, stride=2, padding=1, algorithm=algorithm),
         [tensor.double().requires_grad_() for tensor in inputs],
@@ -299,15 +300,22 @@ def test_auto_is_direct_under_autocast_and_frequency_form_stays_exact_there() ->
     assert_close(kept, exact, atol=1e-3, rtol=1e-3)
 
 
-def test_auto_is_direct_in_an_exported_program() -> None:
+@pytest.mark.parametrize("algorithm", ["auto", "patches", "frequency"])
+def test_every_form_is_direct_in_an_exported_program(algorithm: Algorithm) -> None:
     class Layer(nn.Module):
         def forward(self, images: Tensor, weight: Tensor) -> Tensor:
-            return convolve2d(images, weight, stride=2)
+            return convolve2d(images, weight, stride=2, algorithm=algorithm)
 
     sizes = torch.randn(32, 64, 20, 20), torch.randn(64, 64, 9, 9)
     assert choose_algorithm(*sizes, stride=2) == "frequency"
     targets = [str(node.target) for node in torch.export.export(Layer(), sizes).graph.nodes]
     assert any("conv2d" in target for target in targets)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "patches", "frequency"])
+def test_every_form_is_direct_elsewhere_than_on_a_cpu(algorithm: Algorithm) -> None:
+    images, weight = torch.empty(2, 3, 8, 9, device="meta"), torch.empty(4, 3, 5, 6, device="meta")
+    assert convolve2d(images, weight, algorithm=algorithm).shape == (2, 4, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -337,6 +345,14 @@ def test_convolution_names_what_does_not_fit() -> None:
         convolve2d(images, weight, algorithm="fast")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must have the 7 channels of weight"):
         convolve2d(images, torch.randn(4, 7, 5, 6))
+    with pytest.raises(ValueError, match=r"must have shape \(B, C, H, W\) .* got \(3, 8, 9\) and"):
+        convolve2d(images[0], weight)
+    with pytest.raises(ValueError, match=r"each of the 4 outputs .*\(4, 3, 5, 6\), got \(1,\)"):
+        convolve2d(images, weight, torch.zeros(1))
+    with pytest.raises(ValueError, match=r"one .* dtype, got images torch.uint8, weight torch.fl"):
+        convolve2d(images.byte(), weight, algorithm="frequency")
+    with pytest.raises(ValueError, match=r"got .*32, weight torch.float32, bias torch.float64"):
+        convolve2d(images, weight, torch.zeros(4, dtype=torch.float64))
     with pytest.raises(ValueError, match="stride must be at least 1 and padding at least 0, got 0"):
         convolve2d(images, weight, stride=0)
     with pytest.raises(ValueError, match="padding at least 0, got 1 and -1"):

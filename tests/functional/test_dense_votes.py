@@ -137,6 +137,8 @@ def test_autocast_leaves_routing_in_full_precision() -> None:
 def test_capsules_and_weight_must_fit() -> None:
     with pytest.raises(ValueError, match=r"must agree in I and D, got \(3, 11, 4\) and \(11, 5, 6"):
         DenseVotes(torch.randn(3, 11, 4), torch.randn(11, 5, 6, 4))
+    with pytest.raises(ValueError, match=r"capsules torch.float64, weight torch.float32"):
+        DenseVotes(torch.randn(3, 11, 4).double(), torch.randn(11, 5, 4, 6))
 
 
 @pytest.mark.usefixtures("blocks")

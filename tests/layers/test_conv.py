@@ -83,6 +83,14 @@ def test_gradcheck_of_capsules_and_every_parameter() -> None:
     assert torch.autograd.gradcheck(lambda *_: layer(capsules), (capsules, *layer.parameters()))
 
 
+def test_an_exported_program_takes_any_batch() -> None:
+    layer = layer_of(padding=1, learned_priors=True, bias=True, orphan=True)
+    two, seven = (torch.randn(batch, 5, 6, T, D, dtype=torch.float64) for batch in (2, 7))
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(layer, (two,), dynamic_shapes=({0: batch},))
+    assert_close(program.module()(seven), layer(seven))
+
+
 def test_large_logits_do_not_overflow() -> None:
     layer = layer_of().float()
     with torch.no_grad():

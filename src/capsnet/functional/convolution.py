@@ -13,6 +13,7 @@ from torch import Tensor
 from capsnet.functional.frequency import FrequencyConvolution, recall_factors
 from capsnet.functional.patches import PatchConvolution
 from capsnet.functional.plan import make_plan
+from capsnet.functional.routing import check_dtypes
 
 Algorithm = Literal["auto", "direct", "patches", "frequency"]
 
@@ -39,7 +40,8 @@ def convolve2d(
         padding: Zeros on each side.
         algorithm: "direct" for that of PyTorch, "patches" for one matrix product over all patches,
             "frequency" for products in the frequency domain, or "auto" for the one that should be
-            fastest. All return the same, to rounding.
+            fastest. All return the same, to rounding. On GPUs, in compilation, export and
+            `torch.func` it is "direct" whatever the choice.
 
     >>> images, weight = torch.randn(2, 3, 12, 14), torch.randn(5, 3, 4, 4)
     >>> fast = convolve2d(images, weight, stride=2, algorithm="frequency")
@@ -47,11 +49,22 @@ def convolve2d(
     """
     if algorithm not in get_args(Algorithm):
         raise ValueError(f"algorithm must be one of {get_args(Algorithm)}, got {algorithm!r}")
+    if images.ndim != 4 or weight.ndim != 4:
+        raise ValueError(
+            f"images must have shape (B, C, H, W) and weight (out, C, kH, kW), "
+            f"got {tuple(images.shape)} and {tuple(weight.shape)}"
+        )
     if images.shape[1] != weight.shape[1]:
         raise ValueError(
             f"images must have the {weight.shape[1]} channels of weight {tuple(weight.shape)}, "
             f"got {tuple(images.shape)}"
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"bias must have one number for each of the {weight.shape[0]} outputs of weight "
+            f"{tuple(weight.shape)}, got {tuple(bias.shape)}"
+        )
+    check_dtypes(images=images, weight=weight, bias=bias)
     if stride < 1 or padding < 0:
         raise ValueError(
             f"stride must be at least 1 and padding at least 0, got {stride} and {padding}"
@@ -63,12 +76,14 @@ def convolve2d(
             f"a kernel of {kernel_height}×{kernel_width} does not fit images of "
             f"{height}×{width} padded by {padding}"
         )
-    if algorithm == "auto":
+    if images.device.type != "cpu" or is_traced():
+        algorithm = "direct"
+    elif algorithm == "auto":
         algorithm = choose_algorithm(images, weight, stride=stride, padding=padding)
     if algorithm == "direct":
         return F.conv2d(images, weight, bias, stride, padding)
     # Autocast off: factors are sums of many values, too much for half precision.
-    with torch.autocast(images.device.type, enabled=False):
+    with torch.autocast("cpu", enabled=False):
         images = images.to(weight.dtype)
         if algorithm == "patches":
             outputs: Tensor = PatchConvolution.apply(  # type: ignore[no-untyped-call]
@@ -144,7 +159,9 @@ def choose_algorithm(
 
 
 def is_traced() -> bool:
-    """Returns whether someone records the operations: compilation or export, not a plain run.
+    """Returns whether someone records or transforms the operations, so that it is no plain run.
+
+    Compilation and export do, and the transforms of `torch.func`.
 
     >>> is_traced()
     False
@@ -153,6 +170,7 @@ def is_traced() -> bool:
         torch.compiler.is_compiling()
         or torch.onnx.is_in_onnx_export()
         or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 
@@ -222,7 +240,13 @@ def _choose_tiles(
         narrow = 1 + _NARROW / min(channels, num_outputs)
         return products + _TRANSFORM_COST * narrow * transforms
 
-    candidates = product(*(range(1, max(1, size // 4) + 1) for size in output_grid))
+    # Of all numbers of tiles that leave a tile the same outputs, the smallest costs least.
+    candidates = product(
+        *(
+            {ceil(size / ceil(size / tiles)) for tiles in range(1, max(1, size // 4) + 1)}
+            for size in output_grid
+        )
+    )
     work, rows, columns = min(
         (cost((rows, columns)), rows, columns) for rows, columns in candidates
     )

@@ -7,6 +7,7 @@ parent through blocks of images and capsules, whose scratch of (B, D, I) stays i
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from math import ceil, prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from capsnet.functional.routing import couple_parents
+from capsnet.functional.routing import check_dtypes, couple_parents
 
 # A block goes through all steps of an operation at once: large enough for matrix products at full
 # speed, small enough to stay in the cache.
@@ -47,6 +48,7 @@ class DenseVotes:
                 f"capsules (B, I, D) and weight (I, J, D, E) must agree in I and D, "
                 f"got {tuple(capsules.shape)} and {tuple(weight.shape)}"
             )
+        check_dtypes(capsules=capsules, weight=weight)
         num_capsules, num_parents, in_dim, _ = weight.shape
         self.edges: tuple[int, ...] = (len(capsules), num_capsules, num_parents)
         num_at_once = (
@@ -69,7 +71,7 @@ class DenseVotes:
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | float) -> Float[Tensor, "B J E"]:
         """Returns Σ_i c_ij û_j|i (Eq. 2)."""
-        with torch.autocast(self._weights[0].device.type, enabled=False):
+        with _full_precision(self._weights[0].device.type):
             if isinstance(coupling, float):
                 # One matrix product for all parents, (B, D * I) by (D * I, J * E).
                 parts = [
@@ -87,7 +89,7 @@ class DenseVotes:
     def agreement(self, outputs: Float[Tensor, "B J E"]) -> Float[Tensor, "B I J"]:
         """Returns û_j|i · v_j."""
         by_parent = outputs.transpose(0, 1)  # (J, B, E)
-        with torch.autocast(outputs.device.type, enabled=False):
+        with _full_precision(outputs.device.type):
             agreement: Tensor = _Agreement.apply(  # type: ignore[no-untyped-call]
                 by_parent, *self._capsules, *self._weights
             )
@@ -103,6 +105,13 @@ def store_parents_first(weight: Float[Tensor, "I J D E"]) -> Float[Tensor, "I J 
     (1, 40, 2, 8)
     """
     return weight.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
+
+
+def _full_precision(device: str) -> AbstractContextManager[object]:
+    """Autocast off, where a device has it: "meta" has not."""
+    if torch.amp.is_autocast_available(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 if TYPE_CHECKING:

@@ -244,7 +244,12 @@ class FrequencyConvolution(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (
                 *differentiable_gradients(
-                    images, weight, gradient, stride=plan.stride, padding=plan.padding
+                    images,
+                    weight,
+                    gradient,
+                    stride=plan.stride,
+                    padding=plan.padding,
+                    needed=ctx.needs_input_grad,
                 ),
                 None,
                 None,

@@ -29,16 +29,22 @@ def own_view(view: Tensor) -> Tensor:
 
 
 def differentiable_gradients(
-    images: Tensor, weight: Tensor, gradient: Tensor, *, stride: int, padding: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    images: Tensor,
+    weight: Tensor,
+    gradient: Tensor,
+    *,
+    stride: int,
+    padding: int,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Returns the gradients of images, weight and bias by operations that have gradients again.
 
     Slow; for the case that someone wants the gradient of a gradient.
     """
     return (
-        conv2d_input(images.shape, weight, gradient, stride, padding),
-        conv2d_weight(images, weight.shape, gradient, stride, padding),
-        gradient.sum(dim=(0, 2, 3)),
+        conv2d_input(images.shape, weight, gradient, stride, padding) if needed[0] else None,
+        conv2d_weight(images, weight.shape, gradient, stride, padding) if needed[1] else None,
+        gradient.sum(dim=(0, 2, 3)) if needed[2] else None,
     )
 
 
@@ -93,7 +99,12 @@ class PatchConvolution(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (
                 *differentiable_gradients(
-                    images, weight, gradient, stride=ctx.stride, padding=ctx.padding
+                    images,
+                    weight,
+                    gradient,
+                    stride=ctx.stride,
+                    padding=ctx.padding,
+                    needed=ctx.needs_input_grad,
                 ),
                 None,
                 None,

@@ -33,6 +33,19 @@ def squash(vectors: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]
     return scaled * (length / (scale.reciprocal().square() + length.square()))
 
 
+def check_dtypes(**tensors: Tensor | None) -> None:
+    """Raises a ValueError unless all have one floating-point dtype, or several under autocast."""
+    given = [tensor for tensor in tensors.values() if tensor is not None]
+    if all(each.is_floating_point() for each in given):
+        if all(each.dtype == given[0].dtype for each in given):
+            return
+        device = given[0].device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            return
+    found = ", ".join(f"{name} {each.dtype}" for name, each in tensors.items() if each is not None)
+    raise ValueError(f"all tensors must have one floating-point dtype, got {found}")
+
+
 class RoutingStep(NamedTuple):
     """What one iteration of Procedure 1 started from and came to."""
 

@@ -121,8 +121,8 @@ class ConvCapsules(RoutedCapsules):
     def forward(self, capsules: Float[Tensor, "B H W T D"]) -> Float[Tensor, "B outH outW U E"]:
         """Returns the grid of this layer's capsules after routing."""
         outputs = self.route(capsules)  # (B, P, U, E)
-        rows, columns = self._grid(capsules.shape[1], capsules.shape[2])
-        return outputs.reshape(len(outputs), rows, columns, *outputs.shape[2:])
+        grid: Tensor = outputs.unflatten(1, self._grid(capsules.shape[1], capsules.shape[2]))
+        return grid
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         out_height, out_width = (
