@@ -49,11 +49,37 @@ def test_gradcheck() -> None:
 
 
 @pytest.mark.usefixtures("without_annotation_checks")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_any_whole_numbers_are_classes(dtype: torch.dtype) -> None:
+    decoder, classes = decoder_of(), torch.tensor([2, 0])
+    capsules = torch.randn(2, K, E, dtype=torch.float64)
+    assert_close(decoder(capsules, classes.to(dtype)), decoder(capsules, classes))
+
+
+def test_repr_tells_sizes() -> None:
+    assert "3x4D -> (2, 5, 6)" in repr(decoder_of())
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
 def test_what_does_not_fit_is_rejected() -> None:
     capsules = torch.randn(2, K, E, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"classes of 2 images, got torch.int64 of shape \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"classes of 2 images, .* got torch.int64 of shape \(3,\)"
+    ):
         decoder_of()(capsules, torch.tensor([0, 1, 2]))
     with pytest.raises(ValueError, match=r"whole numbers as classes .* got torch.float32"):
         decoder_of()(capsules, torch.tensor([0.0, 1.7]))
+    for classes, came in (
+        (torch.eye(3, dtype=torch.bool)[:2], r"torch.bool of shape \(2, 3\)"),
+        (torch.zeros(2, 2, 2, dtype=torch.int64), r"torch.int64 of shape \(2, 2, 2\)"),
+        (torch.tensor(1), r"torch.int64 of shape \(\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"in shape \(B,\) or \(B, N\), got {came}"):
+            decoder_of()(capsules, classes)
+    for wrong in (-1, 3):
+        with pytest.raises(ValueError, match=f"classes of 0 to 2, got {wrong}"):
+            decoder_of()(capsules, torch.tensor([[0, 1], [2, wrong]]))
+    with pytest.raises(ValueError, match=r"hidden_sizes\[1\] must be .* at least 1, got 0"):
+        Decoder(K, E, image_shape=(2, 5, 6), hidden_sizes=(7, 0))
     with pytest.raises(ValueError, match=r"shape \(B, 3, 4\), got \(2, 1, 4\)"):
         decoder_of()(capsules[:, :1], torch.tensor([0, 1]))

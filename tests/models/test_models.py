@@ -171,6 +171,31 @@ def test_trace_holds_every_iteration_and_changes_nothing() -> None:
     assert_close(traced.capsules, plain.capsules)
 
 
+def test_function_transforms_agree_with_autograd() -> None:
+    torch.manual_seed(0)
+    model, images = CapsNet(SMALL), images_of(SMALL)
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+
+    def total(weights: dict[str, Tensor], images: Tensor) -> Tensor:
+        output = torch.func.functional_call(model, weights, images, {"reconstruct": "prediction"})
+        result: Tensor = output.lengths.square().sum() + output.reconstruction.sum()
+        return result
+
+    got = torch.func.grad(total)(weights, images)
+    single = torch.func.vmap(torch.func.grad(total), (None, 0))(weights, images.unsqueeze(1))
+    total(dict(model.named_parameters()), images).backward()
+    for name, parameter in model.named_parameters():
+        assert_close(got[name], parameter.grad, rtol=1e-4, atol=1e-5)
+        assert_close(single[name].sum(dim=0), parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_shapes_can_be_had_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        output = CapsNet(SMALL)(torch.empty(2, *SMALL.image_shape), reconstruct="prediction")
+    assert output.capsules.shape == (2, 5, 7)
+    assert output.reconstruction.shape == (2, *SMALL.image_shape)
+
+
 def test_float64_and_float32_agree() -> None:
     torch.manual_seed(0)
     model = CapsNet(SMALL)
@@ -190,6 +215,12 @@ images, labels = torch.rand(2, 1, 13, 15), torch.tensor([1, 4])
 compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
 got, expected = compiled(images, reconstruct=labels), model(images, reconstruct=labels)
 torch.testing.assert_close(got[:3], expected[:3])
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    got, expected = compiled(images), model(images)
+torch.testing.assert_close(got.lengths.float(), expected.lengths, atol=0.02, rtol=0.02)
+model.conv.algorithm = model.primary.conv.algorithm = "frequency"
+compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+torch.testing.assert_close(compiled(images).lengths, model(images).lengths)
 layer, grid = ConvCapsules(2, 3, out_types=4, out_dim=5, kernel_size=3), torch.randn(2, 5, 6, 2, 3)
 compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
 torch.testing.assert_close(compiled(grid), layer(grid))
@@ -290,6 +321,8 @@ def test_wrong_images_and_missing_decoder_are_named() -> None:
         model(images_of(SMALL), reconstruct="prediction")
     with pytest.raises(ValueError, match="'prediction' or None, got 'label'"):
         model(images_of(SMALL), reconstruct="label")
+    with pytest.raises(ValueError, match=r"must be a tensor of classes, .*, got \[0, 1\]"):
+        model(images_of(SMALL), reconstruct=[0, 1])
     with pytest.raises(ValueError, match=r"\(B, 1, 28, 28\), got \(1, 3, 28, 28\)"):
         CNN(SMALL_CNN)(torch.zeros(1, 3, 28, 28))
 

@@ -3,11 +3,14 @@
 import math
 from itertools import pairwise
 
-import torch.nn.functional as F
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capsnet.checks import check_sizes
+from capsnet.functional import is_traced
+
+_WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Decoder(nn.Module):
@@ -19,7 +22,6 @@ class Decoder(nn.Module):
         image_shape: Channels, height and width of the image.
         hidden_sizes: Units of the hidden ReLU layers.
 
-    >>> import torch
     >>> decoder = Decoder(10, 16, image_shape=(1, 28, 28))
     >>> decoder(torch.randn(2, 10, 16), torch.tensor([[3, 5], [0, 9]])).shape  # two digits each
     torch.Size([2, 2, 1, 28, 28])
@@ -41,6 +43,7 @@ class Decoder(nn.Module):
                 "channels": channels,
                 "height": height,
                 "width": width,
+                **{f"hidden_sizes[{n}]": size for n, size in enumerate(hidden_sizes)},
             }
         )
         super().__init__()
@@ -57,19 +60,27 @@ class Decoder(nn.Module):
 
         Args:
             capsules: Outputs of the class capsules, (B, K, E).
-            classes: The one to decode for each image, (B,), or N to decode apart, (B, N).
+            classes: The one to decode for each image, (B,), or N to decode apart, (B, N). Numbers,
+                never one-hot: whole zeros and ones of (B, K) are read as K classes to decode.
         """
         if capsules.shape[1:] != (self.num_capsules, self.capsule_dim):
             raise ValueError(
                 f"Decoder needs capsules of shape (B, {self.num_capsules}, {self.capsule_dim}), "
                 f"got {tuple(capsules.shape)}"
             )
-        if classes.shape[0] != capsules.shape[0] or classes.is_floating_point():
+        if (
+            classes.ndim not in (1, 2)
+            or classes.shape[0] != capsules.shape[0]
+            or classes.dtype not in _WHOLE_NUMBERS
+        ):
             raise ValueError(
-                f"Decoder needs whole numbers as classes of {capsules.shape[0]} images, "
-                f"got {classes.dtype} of shape {tuple(classes.shape)}"
+                f"Decoder needs whole numbers as classes of {capsules.shape[0]} images, in shape "
+                f"(B,) or (B, N), got {classes.dtype} of shape {tuple(classes.shape)}"
             )
-        mask = F.one_hot(classes.long(), self.num_capsules).to(capsules.dtype)  # (B, [N,] K)
+        if not (is_traced() or classes.is_meta):
+            self._check_range(classes)
+        known = torch.arange(self.num_capsules, device=classes.device)
+        mask = (classes.unsqueeze(-1) == known).to(capsules.dtype)  # (B, [N,] K)
         if classes.ndim == 2:
             capsules = capsules.unsqueeze(1)  # (B, 1, K, E)
         units = (capsules * mask.unsqueeze(-1)).flatten(-2)  # (B, [N,] K * E)
@@ -77,3 +88,14 @@ class Decoder(nn.Module):
             units = layer(units).relu()
         pixels: Tensor = self.layers[-1](units).sigmoid()
         return pixels.reshape(*classes.shape, *self.image_shape)
+
+    def _check_range(self, classes: Int[Tensor, "*any"]) -> None:
+        beyond = classes[(classes < 0) | (classes >= self.num_capsules)]
+        if len(beyond):
+            raise ValueError(
+                f"Decoder needs classes of 0 to {self.num_capsules - 1}, got {int(beyond[0])}"
+            )
+
+    def extra_repr(self) -> str:
+        """Returns what `repr` shows beside the layers."""
+        return f"{self.num_capsules}x{self.capsule_dim}D -> {self.image_shape}"

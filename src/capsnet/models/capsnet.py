@@ -164,11 +164,12 @@ class CapsNet(nn.Module):
         lengths = torch.linalg.vector_norm(capsules, dim=-1)  # (B, K)
         reconstruction = None
         if reconstruct is not None:
-            if isinstance(reconstruct, str) and reconstruct != "prediction":
+            if not isinstance(reconstruct, Tensor) and reconstruct != "prediction":
                 raise ValueError(
-                    f"reconstruct must be classes, 'prediction' or None, got {reconstruct!r}"
+                    f"reconstruct must be a tensor of classes, 'prediction' or None, "
+                    f"got {reconstruct!r}"
                 )
-            chosen = lengths.argmax(dim=1) if isinstance(reconstruct, str) else reconstruct
+            chosen = reconstruct if isinstance(reconstruct, Tensor) else lengths.argmax(dim=1)
             reconstruction = self.decode(capsules, chosen)
         return CapsNetOutput(capsules, lengths, reconstruction, routing)
 
