@@ -18,8 +18,14 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     return ValueError(f"unknown {kind} {name!r}{guess} ({hint or 'known: ' + ', '.join(names)})")
 
 
+LARGEST_SIZE = 2**31
+"""Beyond it torch has no room for a layer, and says so less clearly."""
+
+
 def check_sizes(sizes: Mapping[str, object], *, minimum: int = 1) -> None:
     """Raises a ValueError that names the first size that is no whole number of at least `minimum`.
+
+    Nor may a size be above 2³¹.
 
     >>> check_sizes({"num_types": 32, "capsule_dim": 0})
     Traceback (most recent call last):
@@ -29,3 +35,17 @@ def check_sizes(sizes: Mapping[str, object], *, minimum: int = 1) -> None:
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
+        if value > LARGEST_SIZE:
+            raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {value}")
+
+
+def check_num_labels(num_labels: int, num_classes: int) -> None:
+    """Raises a ValueError if an image cannot have so many labels.
+
+    >>> check_num_labels(6, 5)
+    Traceback (most recent call last):
+        ...
+    ValueError: num_labels must be 1 to 5, got 6
+    """
+    if not 1 <= num_labels <= num_classes:
+        raise ValueError(f"num_labels must be 1 to {num_classes}, got {num_labels}")

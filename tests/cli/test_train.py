@@ -138,6 +138,15 @@ def test_settings_of_the_other_kind_of_model_are_refused(
     assert "dropout is a setting of a CNN" in capsys.readouterr().err
 
 
+def test_a_size_that_cannot_be_is_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("train", "mnist-cnn", "--pool", "0", "--dry-run") == 2
+    shown = capsys.readouterr().err
+    assert "pool must be a whole number of at least 1, got 0" in shown
+    assert "Traceback" not in shown
+
+
 @pytest.mark.parametrize(
     ("numbers", "channels"), [(["16"], [16, 16, 16]), (["16", "8", "4"], [16, 8, 4])]
 )

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
@@ -34,3 +35,20 @@ def test_algorithm_can_be_chosen_by_hand() -> None:
     layer.algorithm = "direct"
     assert layer(images).grad_fn.name() == "ConvolutionBackward0"
     assert_close(layer(images), frequency, atol=1e-5, rtol=1e-5)
+
+
+def test_repr_tells_an_algorithm_chosen_by_hand() -> None:
+    assert "algorithm" not in repr(Convolution(3, 4, kernel_size=5))
+    assert "stride=(1, 1), algorithm=direct)" in repr(
+        Convolution(3, 4, kernel_size=5, algorithm="direct")
+    )
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="kernel_size must be a whole number of at least 1, got 0"):
+        Convolution(3, 4, kernel_size=0)
+    with pytest.raises(ValueError, match="out_channels must be at most 2147483648, got 1000000000"):
+        Convolution(3, 10**10, kernel_size=3)
+    with pytest.raises(ValueError, match=r"must be one of \('auto', .*, got 'fast'"):
+        Convolution(3, 4, kernel_size=5, algorithm="fast")  # type: ignore[arg-type]

@@ -77,9 +77,11 @@ def test_parameter_counts_of_variants() -> None:
     assert abs(num_parameters(model_config("cnn_affnist")) / of_affnist - 1) < 0.01
 
 
-def test_capsnet_equals_the_reference() -> None:
+@pytest.mark.parametrize("uniform", [False, True])
+def test_capsnet_equals_the_reference(uniform: bool) -> None:
     torch.manual_seed(0)
-    model = CapsNet(replace(SMALL, bias=True, initialisation="authors")).double()
+    config = replace(SMALL, bias=True, initialisation="authors", uniform_primary_coupling=uniform)
+    model = CapsNet(config).double()
     images = images_of(SMALL, dtype=torch.float64)
     output = model(images)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -88,7 +90,10 @@ def test_capsnet_equals_the_reference() -> None:
             images[image].numpy(), state["conv.weight"], state["conv.bias"], stride=1
         ).clip(min=0)
         maps = reference.convolution(
-            features, state["primary.conv.weight"], state["primary.conv.bias"], stride=2
+            features,
+            state["primary.conv.weight"] / (config.primary_types if uniform else 1),
+            state["primary.conv.bias"],
+            stride=2,
         )
         _, rows, columns = maps.shape
         grid = maps.reshape(3, 4, rows, columns).transpose(2, 3, 0, 1).reshape(-1, 4)
@@ -273,6 +278,22 @@ def test_cnn_gives_logits_and_every_parameter_a_gradient() -> None:
     assert_close(model.predict(images_of(SMALL_CNN), num_labels=2), largest)
 
 
+def test_cnn_leaves_out_a_share_of_the_units_below_the_last_layer_in_training_only() -> None:
+    torch.manual_seed(0)
+    model = CNN(replace(SMALL_CNN, dropout=0.75, hidden_sizes=(23, 400)))
+    seen: list[Tensor] = []
+    model.output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    images = images_of(SMALL_CNN, batch=8)
+    model(images)
+    model.eval()
+    model(images)
+    trained, plain = seen
+    left_out = (trained == 0) & (plain > 0)
+    assert abs(float(left_out.sum() / (plain > 0).sum()) - 0.75) < 0.05
+    assert_close(trained[trained > 0], 4 * plain[trained > 0])
+    assert_close(model(images), model(images), rtol=0, atol=0)
+
+
 def test_mnist_baseline_keeps_the_image_size_up_to_the_dense_layers() -> None:
     with torch.device("meta"):
         model = capsnet.build_model("cnn_mnist")
@@ -304,12 +325,26 @@ def test_impossible_capsnets_are_named(change: dict[str, object], message: str) 
         ({"conv_kernels": (5, 5)}, r"of one length, got \(256, 256, 128\) and \(5, 5\)"),
         ({"conv_kernels": (5, 4, 5)}, r"must be odd, got \(5, 4, 5\)"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"pool": 0}, "pool must be a whole number of at least 1, got 0"),
+        ({"image_channels": -1}, "image_channels must be a whole number of at least 1, got -1"),
+        ({"conv_channels": (4, 0, 4)}, r"conv_channels\[1\] must be .* at least 1, got 0"),
+        ({"conv_kernels": (-1, 5, 5)}, r"conv_kernels\[0\] must be .* at least 1, got -1"),
+        ({"hidden_sizes": (2**40,)}, r"hidden_sizes\[0\] must be at most 2147483648, got 109"),
         ({"pool": 4}, "3 poolings by 4 leave nothing of an image of 28×28 pixels"),
     ],
 )
 def test_impossible_cnns_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(CNNConfig(), **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_labels", [0, 6])
+@pytest.mark.parametrize("model", [CapsNet(SMALL), CNN(replace(SMALL_CNN, num_classes=5))])
+def test_prediction_of_more_labels_than_classes_is_named(
+    model: CapsNet | CNN, num_labels: int
+) -> None:
+    with pytest.raises(ValueError, match=f"num_labels must be 1 to 5, got {num_labels}"):
+        model.predict(images_of(model.config), num_labels)
 
 
 @pytest.mark.usefixtures("without_annotation_checks")

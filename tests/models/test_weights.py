@@ -157,6 +157,7 @@ def test_weights_that_do_not_fit_their_config_are_refused_before_memory_is_taken
         ({"kind": "capsnet", "depth": 3}, "a capsnet has no setting 'depth'"),
         ({"kind": "capsnet", "num_classes": "10"}, "num_classes of a capsnet must be int"),
         ({"kind": "capsnet", "decoder": 1}, "decoder of a capsnet must be bool"),
+        ({"kind": "cnn", "pool": 0}, "pool must be a whole number of at least 1, got 0"),
         ({"kind": "cnn", "conv_channels": ["a"]}, "conv_channels of a cnn must be tuple"),
     ],
 )

@@ -47,8 +47,7 @@ def convolve2d(
     >>> fast = convolve2d(images, weight, stride=2, algorithm="frequency")
     >>> torch.testing.assert_close(fast, F.conv2d(images, weight, stride=2), atol=1e-4, rtol=1e-4)
     """
-    if algorithm not in get_args(Algorithm):
-        raise ValueError(f"algorithm must be one of {get_args(Algorithm)}, got {algorithm!r}")
+    check_algorithm(algorithm)
     if images.ndim != 4 or weight.ndim != 4:
         raise ValueError(
             f"images must have shape (B, C, H, W) and weight (out, C, kH, kW), "
@@ -102,6 +101,12 @@ def convolve2d(
             images, weight, bias, plan, recall_factors(plan, weight)
         )
         return outputs
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Raises a ValueError that lists the algorithms if this is none of them."""
+    if algorithm not in get_args(Algorithm):
+        raise ValueError(f"algorithm must be one of {get_args(Algorithm)}, got {algorithm!r}")
 
 
 def store_taps_first(weight: Float[Tensor, "out C kH kW"]) -> Float[Tensor, "out C kH kW"]:

@@ -3,8 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsnet.checks import check_sizes
 from capsnet.functional import convolve2d, store_taps_first
-from capsnet.functional.convolution import FEW_NUMBERS, Algorithm
+from capsnet.functional.convolution import FEW_NUMBERS, Algorithm, check_algorithm
 
 
 class Convolution(nn.Conv2d):
@@ -42,6 +43,16 @@ class Convolution(nn.Conv2d):
         padding: int = 0,
         algorithm: Algorithm = "auto",
     ) -> None:
+        check_sizes(
+            {
+                "in_channels": in_channels,
+                "out_channels": out_channels,
+                "kernel_size": kernel_size,
+                "stride": stride,
+            }
+        )
+        check_sizes({"padding": padding}, minimum=0)
+        check_algorithm(algorithm)
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding)
         self.algorithm = algorithm
         if self.weight[0].numel() > FEW_NUMBERS:
@@ -57,3 +68,8 @@ class Convolution(nn.Conv2d):
             padding=int(self.padding[0]),
             algorithm=self.algorithm,
         )
+
+    def extra_repr(self) -> str:
+        """Returns what `repr` shows."""
+        shown: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return shown if self.algorithm == "auto" else f"{shown}, algorithm={self.algorithm}"

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from capsnet.checks import check_sizes
+from capsnet.checks import check_num_labels, check_sizes
 from capsnet.functional import RoutingStep
 from capsnet.layers import Convolution, Decoder, DenseCapsules, PrimaryCapsules
 
@@ -196,6 +196,7 @@ class CapsNet(nn.Module):
     @torch.inference_mode()
     def predict(self, images: Float[Tensor, "B C H W"], num_labels: int = 1) -> Int[Tensor, "B N"]:
         """Returns the classes of the longest capsules, the longest first."""
+        check_num_labels(num_labels, self.config.num_classes)
         output: CapsNetOutput = self(images)
         return output.lengths.topk(num_labels, dim=1).indices
 

@@ -1,12 +1,13 @@
 """The convolutional baselines that the paper compares CapsNet with (§5, §5.2, §6.2)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from capsnet.checks import check_num_labels, check_sizes
 from capsnet.layers import Convolution
 
 
@@ -34,6 +35,12 @@ class CNNConfig:
     """Classes, one logit each."""
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type is int:
+                check_sizes({each.name: value})
+            elif isinstance(value, tuple):
+                check_sizes({f"{each.name}[{n}]": size for n, size in enumerate(value)})
         if len(self.conv_channels) != len(self.conv_kernels):
             raise ValueError(
                 f"conv_channels and conv_kernels must be of one length, "
@@ -106,6 +113,10 @@ class CNN(nn.Module):
 
     @torch.inference_mode()
     def predict(self, images: Float[Tensor, "B C H W"], num_labels: int = 1) -> Int[Tensor, "B N"]:
-        """Returns the classes of the largest logits, the largest first."""
+        """Returns the classes of the largest logits, the largest first.
+
+        In training mode dropout has its say, too: call `eval()` first.
+        """
+        check_num_labels(num_labels, self.config.num_classes)
         logits: Tensor = self(images)
         return logits.topk(num_labels, dim=1).indices
