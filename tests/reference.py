@@ -72,6 +72,15 @@ def margin_loss(lengths: Array, targets: Array) -> float:
     return float(total / lengths.shape[0])
 
 
+def reconstruction_loss(reconstruction: Array, images: Array) -> float:
+    """§4.1: squared differences summed over an image, mean over images."""
+    total = 0.0
+    for drawn, image in zip(reconstruction, images, strict=True):
+        for ours, theirs in zip(drawn.flat, image.flat, strict=True):
+            total += (float(ours) - float(theirs)) ** 2
+    return total / len(images)
+
+
 def convolution(image: Array, weight: Array, bias: Array, *, stride: int) -> Array:
     """A plain convolution of one image (C, H, W) by kernels (out, C, kh, kw)."""
     out_channels, _, rows, columns = weight.shape
@@ -87,9 +96,19 @@ def convolution(image: Array, weight: Array, bias: Array, *, stride: int) -> Arr
 
 
 def conv_routing(
-    capsules: Array, weight: Array, *, stride: int, padding: int, num_iterations: int, orphan: bool
+    capsules: Array,
+    weight: Array,
+    *,
+    stride: int,
+    padding: int,
+    num_iterations: int,
+    prior_logits: Array | None = None,
+    bias: Array | None = None,
+    orphan: bool,
 ) -> tuple[Array, dict[tuple[int, int, int], float]]:
     """§2's last paragraph for one image: capsules (H, W, T, D), weight (kh, kw, T, U, D, E).
+
+    Prior logits are (kh, kw, T, U), a bias is (U, E).
 
     Written from the side of the capsule below: it votes for every parent whose patch it is in, and
     its coupling is a softmax over all of these. Returns the outputs (H', W', U, E) and the sum of
@@ -100,19 +119,25 @@ def conv_routing(
     out_height = (height + 2 * padding - rows) // stride + 1
     out_width = (width + 2 * padding - columns) // stride + 1
     votes: dict[tuple[int, int, int], dict[tuple[int, int, int], Array]] = {}
+    logits: dict[tuple[int, int, int], dict[tuple[int, int, int], float]] = {}
     for y in range(height):
         for x in range(width):
             for t in range(types):
                 reached = votes.setdefault((y, x, t), {})
+                priors = logits.setdefault((y, x, t), {})
                 for p in range(out_height):
                     for q in range(out_width):
                         a, b = y + padding - p * stride, x + padding - q * stride
                         if 0 <= a < rows and 0 <= b < columns:
                             for u in range(out_types):
                                 reached[p, q, u] = capsules[y, x, t] @ weight[a, b, t, u]
-    logits = {child: dict.fromkeys(reached, 0.0) for child, reached in votes.items()}
+                                priors[p, q, u] = (
+                                    0.0 if prior_logits is None else float(prior_logits[a, b, t, u])
+                                )
     for _ in range(num_iterations):
         total = np.zeros((out_height, out_width, out_types, out_dim))
+        if bias is not None:
+            total += bias
         sums = {}
         for child, reached in votes.items():
             if not reached:

@@ -46,9 +46,24 @@ def test_reconstruction_loss_sums_over_pixels_and_averages_over_images() -> None
     assert_close(reconstruction_loss(reconstruction, images), torch.tensor((12 + 16) / 2.0))
 
 
+def test_reconstruction_loss_equals_the_reference() -> None:
+    reconstruction, images = torch.rand(2, 4, 1, 3, 5, dtype=torch.float64)
+    expected = reference.reconstruction_loss(reconstruction.numpy(), images.numpy())
+    got = reconstruction_loss(reconstruction, images)
+    assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_reconstruction_loss_gradcheck() -> None:
+    pair = [torch.rand(2, 1, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(reconstruction_loss, pair)
+
+
 @pytest.mark.usefixtures("without_annotation_checks")
 def test_shapes_must_be_equal_never_broadcast() -> None:
-    with pytest.raises(ValueError, match=r"of one shape, got \(2, 3\) and \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"of one shape \(B, K\), got \(2, 3\) and \(1, 3\)"):
         margin_loss(torch.zeros(2, 3), torch.zeros(1, 3))
+    for shape in ((3,), (2, 3, 4)):
+        with pytest.raises(ValueError, match=r"of one shape \(B, K\), got"):
+            margin_loss(torch.zeros(shape), torch.zeros(shape))
     with pytest.raises(ValueError, match=r"of one shape, got \(2, 3, 4\) and \(2, 1, 4\)"):
         reconstruction_loss(torch.zeros(2, 3, 4), torch.zeros(2, 1, 4))

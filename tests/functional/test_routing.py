@@ -169,14 +169,34 @@ class TestRouting:
             (lambda: dynamic_routing(votes_of(B, I, J, E), 0), "at least 1 iteration, got 0"),
             (
                 lambda: dynamic_routing(votes_of(B, I, J, E), prior_logits=votes_of(J, I)),
-                r"prior_logits must .* \(2, 5, 3\), got \(3, 5\)",
+                r"prior_logits must have shape \(5, 3\), got \(3, 5\)",
+            ),
+            (
+                lambda: dynamic_routing(votes_of(B, I, J, E), prior_logits=votes_of(J)),
+                r"prior_logits must have shape \(5, 3\), got \(3,\)",
+            ),
+            (
+                lambda: dynamic_routing(votes_of(B, I, J, E), bias=votes_of(E)),
+                r"bias must have shape \(3, 4\), got \(4,\)",
+            ),
+            (
+                lambda: dynamic_routing(votes_of(B, I, J, E), bias=votes_of(J, E).float()),
+                r"one floating-point dtype, got votes torch.float64, bias torch.float32",
+            ),
+            (
+                lambda: dynamic_routing(votes_of(B, I, J, E).long()),
+                r"one floating-point dtype, got votes torch.int64",
             ),
             (
                 lambda: dynamic_routing(votes_of(B, I, J, E), bias=votes_of(E, J)),
-                r"bias must .* \(2, 3, 4\), got \(4, 3\)",
+                r"bias must have shape \(3, 4\), got \(4, 3\)",
             ),
         ],
     )
     def test_wrong_shapes_are_named(self, call: Callable[[], Tensor], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             call()
+
+    def test_mistakes_are_named_before_the_first_step_is_asked_for(self) -> None:
+        with pytest.raises(ValueError, match="at least 1 iteration, got 0"):
+            iterate_routing(votes_of(B, I, J, E), 0)

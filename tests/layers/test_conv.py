@@ -14,7 +14,7 @@ def layer_of(
     kernel_size: int = 3, stride: int = 1, padding: int = 0, **options: bool
 ) -> ConvCapsules:
     torch.manual_seed(0)
-    return ConvCapsules(
+    layer = ConvCapsules(
         T,
         D,
         out_types=U,
@@ -24,14 +24,24 @@ def layer_of(
         padding=padding,
         **options,
     ).double()
+    for parameter in (layer.prior_logits, layer.bias):
+        if parameter is not None:
+            nn.init.normal_(parameter)
+    return layer
 
 
 @pytest.mark.parametrize(
     ("kernel_size", "stride", "padding"), [(3, 1, 0), (3, 2, 0), (3, 2, 1), (2, 1, 1), (1, 1, 0)]
 )
 @pytest.mark.parametrize("orphan", [False, True])
-def test_equals_the_reference(kernel_size: int, stride: int, padding: int, orphan: bool) -> None:
-    layer = layer_of(kernel_size, stride, padding, orphan=orphan)
+@pytest.mark.parametrize("extras", [False, True])
+def test_equals_the_reference(
+    kernel_size: int, stride: int, padding: int, orphan: bool, extras: bool
+) -> None:
+    layer = layer_of(
+        kernel_size, stride, padding, learned_priors=extras, bias=extras, orphan=orphan
+    )
+    priors, bias = layer.prior_logits, layer.bias
     capsules = torch.randn(2, 4, 5, T, D, dtype=torch.float64)
     got = layer(capsules)
     weight = layer.weight.detach().unflatten(0, (kernel_size, kernel_size)).numpy()
@@ -42,6 +52,10 @@ def test_equals_the_reference(kernel_size: int, stride: int, padding: int, orpha
             stride=stride,
             padding=padding,
             num_iterations=3,
+            prior_logits=None
+            if priors is None
+            else priors.detach().unflatten(0, (kernel_size, kernel_size)).numpy(),
+            bias=None if bias is None else bias.detach().numpy(),
             orphan=orphan,
         )
         assert_close(got[image], torch.from_numpy(expected), rtol=0, atol=1e-12)

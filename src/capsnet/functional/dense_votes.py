@@ -49,8 +49,10 @@ class DenseVotes:
                 f"got {tuple(capsules.shape)} and {tuple(weight.shape)}"
             )
         check_dtypes(capsules=capsules, weight=weight)
-        num_capsules, num_parents, in_dim, _ = weight.shape
+        num_capsules, num_parents, in_dim, out_dim = weight.shape
         self.edges: tuple[int, ...] = (len(capsules), num_capsules, num_parents)
+        self.prior_shape: tuple[int, ...] = (num_capsules, num_parents)
+        self.bias_shape: tuple[int, ...] = (num_parents, out_dim)
         num_at_once = (
             max(1, min(len(capsules), _BLOCK_IMAGES)) * min(num_parents, _BLOCK_PARENTS) * in_dim
         )

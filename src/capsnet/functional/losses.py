@@ -25,9 +25,9 @@ def margin_loss(
     >>> margin_loss(torch.tensor([[0.8, 0.3]]), torch.tensor([[1, 0]]))  # 0.1² + 0.5 · 0.2²
     tensor(0.0300)
     """
-    if lengths.shape != targets.shape:
+    if lengths.ndim != 2 or lengths.shape != targets.shape:
         raise ValueError(
-            "margin_loss needs lengths and targets of one shape, "
+            "margin_loss needs lengths and targets of one shape (B, K), "
             f"got {tuple(lengths.shape)} and {tuple(targets.shape)}"
         )
     present = targets.to(lengths.dtype)

@@ -18,7 +18,9 @@ def squash(vectors: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]
     """Returns each vector shrunk to a length in [0, 1), its direction kept (Eq. 1).
 
     Exact, without an epsilon: a zero vector stays zero and gets zero gradient, and the longest
-    vector that the number format holds neither overflows nor loses its gradient.
+    vector that the number format holds neither overflows nor loses its gradient. Rounding may bring
+    a long vector to a length of 1 and a last digit more. At zero there is no second derivative, and
+    autograd gives NaN for it.
 
     >>> squash(torch.tensor([3.0, 4.0])).norm()  # 25 / 26
     tensor(0.9615)
@@ -63,6 +65,10 @@ class VoteSource(Protocol):
 
     edges: tuple[int, ...]
     """Shape of the logits: (B, I, J) between dense layers."""
+    prior_shape: tuple[int, ...]
+    """Shape of the prior logits, which all images share: (I, J) between dense layers."""
+    bias_shape: tuple[int, ...]
+    """Shape of the bias, which all images share: (J, E) between dense layers."""
 
     def couple(self, logits: Tensor | None, orphan: bool) -> Tensor | float:
         """Returns the coupling (Eq. 3); None means equal priors, a float one share for all."""
@@ -80,6 +86,8 @@ class Votes:
     def __init__(self, votes: Float[Tensor, "B I J E"]) -> None:
         self.votes = votes
         self.edges = tuple(votes.shape[:3])
+        self.prior_shape = tuple(votes.shape[1:3])
+        self.bias_shape = tuple(votes.shape[2:])
 
     def couple(self, logits: Float[Tensor, "B I J"] | None, orphan: bool) -> Tensor | float:
         """Returns the softmax over the parents (Eq. 3)."""
@@ -117,7 +125,7 @@ def iterate_routing(
     bias: Float[Tensor, "*shared E"] | None = None,
     orphan: bool = False,
 ) -> Iterator[RoutingStep]:
-    """Yields every iteration of routing by agreement (Procedure 1); see `dynamic_routing`.
+    """Returns every iteration of routing by agreement (Procedure 1); see `dynamic_routing`.
 
     >>> steps = list(iterate_routing(torch.randn(2, 5, 3, 4), num_iterations=3))
     >>> [tuple(step.coupling.shape) for step in steps]
@@ -126,24 +134,33 @@ def iterate_routing(
     if isinstance(votes, Tensor):
         if votes.ndim != 4:
             raise ValueError(f"votes must have shape (B, I, J, E), got {tuple(votes.shape)}")
+        check_dtypes(votes=votes, prior_logits=prior_logits, bias=bias)
         votes = Votes(votes)
     if num_iterations < 1:
         raise ValueError(f"routing needs at least 1 iteration, got {num_iterations}")
-    if prior_logits is not None and prior_logits.shape != votes.edges[-prior_logits.ndim :]:
+    if prior_logits is not None and prior_logits.shape != votes.prior_shape:
         raise ValueError(
-            f"prior_logits must have the trailing shape of the logits {votes.edges}, "
-            f"got {tuple(prior_logits.shape)}"
+            f"prior_logits must have shape {votes.prior_shape}, got {tuple(prior_logits.shape)}"
         )
+    if bias is not None and bias.shape != votes.bias_shape:
+        raise ValueError(f"bias must have shape {votes.bias_shape}, got {tuple(bias.shape)}")
     logits = None if prior_logits is None else prior_logits.expand(votes.edges)
+    return _iterate(votes, num_iterations, logits=logits, bias=bias, orphan=orphan)
+
+
+def _iterate(
+    votes: VoteSource,
+    num_iterations: int,
+    *,
+    logits: Tensor | None,
+    bias: Tensor | None,
+    orphan: bool,
+) -> Iterator[RoutingStep]:
+    """The loop of Procedure 1."""
     for iteration in range(num_iterations):
         coupling = votes.couple(logits, orphan)
         total_input = votes.weighted_sum(coupling)
         if bias is not None:
-            if bias.shape != total_input.shape[-bias.ndim :]:
-                raise ValueError(
-                    f"bias must have the trailing shape of the outputs {tuple(total_input.shape)}, "
-                    f"got {tuple(bias.shape)}"
-                )
             total_input = total_input + bias
         outputs = squash(total_input)
         yield RoutingStep(
@@ -180,7 +197,7 @@ def dynamic_routing(
             the softmax, whose share goes nowhere.
 
     Returns:
-        v, (B, J, E), each of a length in [0, 1).
+        v, (B, J, E), each of a length in [0, 1), up to rounding.
 
     >>> dynamic_routing(torch.ones(1, 2, 2, 4), num_iterations=1).norm(dim=-1)  # s = (1, 1, 1, 1)
     tensor([[0.8000, 0.8000]])

@@ -24,6 +24,8 @@ class ConvVotes:
         self.places = places.flatten()  # (P * M)
         self.num_places = num_places
         self.edges = tuple(votes.shape[:-1])
+        self.prior_shape = tuple(votes.shape[2:5])
+        self.bias_shape = tuple(votes.shape[4:])
 
     def couple(
         self, logits: Float[Tensor, "B P M T U"] | None, orphan: bool
