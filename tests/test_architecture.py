@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import capsnet
+
 SOURCE = Path(__file__).parents[1] / "src" / "capsnet"
 
 # What each part may import of the others.
@@ -68,8 +70,15 @@ def test_importing_capsnet_loads_no_plotting_server_export_or_terminal_library()
         "matplotlib", "fastapi", "uvicorn", "onnx", "onnxruntime", "scipy", "pooch", "cyclopts",
         "rich", "tensorboard", "PIL",
     ]  # fmt: skip
-    script = f"import sys, capsnet; print([name for name in {heavy} if name in sys.modules])"
+    script = (
+        "import sys, capsnet; [getattr(capsnet, name) for name in capsnet.__all__]; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_dir_lists_the_public_names_whether_imported_or_not() -> None:
+    assert set(dir(capsnet)) == {*capsnet.__all__, "__version__"}

@@ -30,6 +30,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    """Lists the public names, imported or not."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
     """Imports a public name when it is first used: torch takes seconds, `capsnet --help` none."""
     if name not in __all__:
