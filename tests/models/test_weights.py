@@ -173,6 +173,31 @@ def test_weights_beyond_float16_are_refused(model: CapsNet, tmp_path: Path) -> N
         weights.save_weights(tmp_path / "a.safetensors", model, {}, half=True)
 
 
+@pytest.mark.parametrize("name", [weights.WEIGHTS, "checkpoints/step-000000001.safetensors"])
+def test_run_comes_before_shipped_weights_of_its_name(
+    name: str,
+    model: CapsNet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(weights, "list_weights", lambda: {"mnist": Path("shipped")})
+    Path("mnist").mkdir()  # of data, say
+    assert weights.find_weights("mnist") == Path("shipped")
+    path = Path("mnist", name)
+    path.parent.mkdir(exist_ok=True)
+    weights.save_weights(path, model, {})
+    if path.name == weights.WEIGHTS:
+        assert weights.find_weights("mnist") == path
+    else:
+        with pytest.raises(ValueError, match="mnist is no finished run"):
+            weights.find_weights("mnist")
+        with pytest.raises(ValueError, match=r"000001.safetensors is a checkpoint; .* run: mnist"):
+            weights.find_weights(path)
+    assert "mnist is the run in this folder, not the shipped weights" in caplog.text
+
+
 def test_unknown_weights_are_named_with_the_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

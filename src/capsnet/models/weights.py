@@ -6,6 +6,7 @@ config with its kind, and a SHA-256 over record and tensors; nothing in it is ev
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,9 @@ from capsnet.models import CapsNetConfig, CNNConfig, Model, ModelConfig, model_f
 
 WEIGHTS = "weights.safetensors"
 """Name of the weights in the directory of a run."""
+
+CHECKPOINTS = "checkpoints"
+"""Name of the folder in the directory of a run that holds its checkpoints."""
 
 _KINDS: dict[str, type[CapsNetConfig] | type[CNNConfig]] = {
     "capsnet": CapsNetConfig,
@@ -67,16 +71,18 @@ def load(source: str | Path) -> Model:
 
 
 def find_weights(source: str | Path) -> Path:
-    """Returns the file of weights that a shipped name, a run's directory or a path stands for."""
+    """Returns the file of weights that a run's directory, a shipped name or a path stands for."""
     shipped = list_weights()
-    if str(source) in shipped:
-        return shipped[str(source)]
     path = Path(source)
+    if not is_run(source) and str(source) in shipped:
+        return shipped[str(source)]
     if path.is_dir():
         if (path / WEIGHTS).is_file():
             return path / WEIGHTS
         raise ValueError(f"{path} is no finished run: it has no {WEIGHTS}")
     if path.is_file():
+        if path.parent.name == CHECKPOINTS:
+            raise ValueError(f"{path} is a checkpoint; give its run: {path.parent.parent}")
         return path
     if path.suffix or len(path.parts) > 1:
         raise ValueError(
@@ -84,6 +90,20 @@ def find_weights(source: str | Path) -> Path:
         )
     hint = f"shipped: {', '.join(shipped) or 'none'}"
     raise unknown_name("weights", str(source), shipped, hint)
+
+
+def is_run(source: str | Path) -> bool:
+    """Returns whether this is a directory with weights or checkpoints.
+
+    It comes before shipped weights of the same name, which is said.
+    """
+    path = Path(source)
+    found = (path / WEIGHTS).is_file() or (path / CHECKPOINTS).is_dir()
+    if found and str(source) in list_weights():
+        logging.getLogger("capsnet").warning(
+            "%s is the run in this folder, not the shipped weights of that name", source
+        )
+    return found
 
 
 def list_weights() -> dict[str, Path]:

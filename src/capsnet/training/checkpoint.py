@@ -11,6 +11,7 @@ from torch import Tensor
 
 from capsnet.models import Model
 from capsnet.models.weights import (
+    CHECKPOINTS,
     WEIGHTS,
     config_from_dict,
     copy_tensors,
@@ -22,7 +23,6 @@ from capsnet.models.weights import (
 )
 from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict
 from capsnet.training.records import (
-    CHECKPOINTS,
     CONFIG,
     RESULT,
     RunLog,

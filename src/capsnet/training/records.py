@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from capsnet.models.weights import WEIGHTS, write_atomically
+from capsnet.models.weights import CHECKPOINTS, WEIGHTS, write_atomically
 
 CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
-CHECKPOINTS = "checkpoints"
 
 
 def write_json(path: Path, record: Mapping[str, object]) -> None:
