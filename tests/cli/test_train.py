@@ -76,6 +76,10 @@ def test_wrong_examples_of_own_images_are_named_by_their_folders(
             Image.new("L", (28, 28), level + number).save(Path("pets", name, f"{number}.png"))
     own = ["--data-dir", "pets", "--image-size", "28", "--image-channels", "1"]
     assert run("train", "folder", *own, *SMALL, "--steps", "1") == 0
+    config = read_json(Path("runs/folder-seed0/config.json"))
+    assert isinstance(config["data"], dict)
+    assert isinstance(config["model"], dict)
+    assert config["data"]["image_channels"] == config["model"]["image_channels"] == 1
     capsys.readouterr()
     assert run("evaluate", "runs/folder-seed0") == 0
     first = capsys.readouterr().out.splitlines()[1]
@@ -249,13 +253,11 @@ def test_list_shows_presets_with_the_papers_numbers(capsys: pytest.CaptureFixtur
     assert "multimnist" in listed["datasets"]
 
 
-def test_not_a_number_ends_with_advice(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_not_a_number_ends_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "mnist", *TINY, "--lr", "1e38") == 1
     shown = capsys.readouterr().err.splitlines()[-1]
     assert "at learning rate" in shown
-    assert "a lower rate may help: --learning-rate 5e+37" in shown
+    assert "a lower rate may help: --learning-rate 5e+37 --overwrite" in shown
 
 
 def start(*arguments: str, program: tuple[str, ...] = ("-m", "capsnet")) -> subprocess.Popen[str]:

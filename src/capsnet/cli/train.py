@@ -94,10 +94,12 @@ def _flags() -> dict[str, _Setting]:
                 if hint == tuple[int, ...]:  # given once, it holds for all layers
                     hint = int | tuple[int, ...]
                     text = f"{text.rstrip('.')}; one number for all, or the flag once for each."
+                if name in _NO_FLAG[table]:
+                    continue
                 if flag in flags:  # both kinds of model have it
                     text = f"CapsNet: {flags[flag].text} CNN: {text}"
                     flags[flag] = _Setting(table, name, hint, text, "Model")
-                elif name not in _NO_FLAG[table]:
+                else:
                     flags[flag] = _Setting(table, name, hint, text, _GROUPS[cls])
     return flags
 
@@ -184,7 +186,8 @@ def train(
         return 128 + stopped.signal_number
     except FloatingPointError as error:
         raise FloatingPointError(
-            f"{error}; a lower rate may help: --learning-rate {run_config.learning_rate / 2:g}"
+            f"{error}; a lower rate may help: "
+            f"--learning-rate {run_config.learning_rate / 2:g} --overwrite"
         ) from None
     if json and speaks:
         _print_json(result)
