@@ -3,20 +3,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import BreakOff, Listener, tiny_config, weights_of
 from torch import nn
 from torch.testing import assert_close
 
 from capsnet.models import CNN, CNNConfig
 from capsnet.models.weights import read_tensors, write_tensors
-from capsnet.training import train
+from capsnet.training import load_model_and_record, train
 from capsnet.training.checkpoint import (
     TrainState,
-    list_checkpoints,
     newest_checkpoint,
     save_checkpoint,
 )
 from capsnet.training.progress import Reporter
+from capsnet.training.records import list_checkpoints
 
 Damage = Callable[[Path], object]
 
@@ -124,7 +125,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_run(source: Path, target: Path) -> None:
-    (target / "checkpoints").mkdir(parents=True)
+    (target / "checkpoints").mkdir(parents=True, exist_ok=True)
     for path in source.rglob("*"):
         if path.is_file():
             (target / path.relative_to(source)).write_bytes(path.read_bytes())
@@ -143,6 +144,80 @@ def test_damaged_file_of_a_broken_run_is_named_and_the_run_goes_on(
     if not (name == "newest checkpoint" and damage is Path.unlink):
         assert f"{path} is " in listener.said[0]
     assert weights_of(run) == weights_of(runs / "whole")
+
+
+def test_run_that_lost_its_checkpoints_says_so_and_keeps_its_log(
+    runs: Path, tmp_path: Path
+) -> None:
+    run, listener = tmp_path / "run", Listener()
+    copy_run(runs / "broken", run)
+    log = (run / "log.jsonl").read_bytes()
+    for path in list_checkpoints(run):
+        path.unlink()
+    train(tiny_config(), run, resume=True, reporter=listener)
+    assert listener.said[0].endswith("begins at step 0; its log so far is kept as log.old-1.jsonl")
+    assert (run / "log.old-1.jsonl").read_bytes() == log
+    assert weights_of(run) == weights_of(runs / "whole")
+
+
+def test_finished_run_without_its_result_is_not_trained_again(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    copy_run(runs / "whole", run)
+    (run / "result.json").unlink()
+    with pytest.raises(ValueError, match=r"result.json is missing, though the run was finished"):
+        train(tiny_config(), run, resume=True, reporter=Reporter())
+    assert (run / "log.jsonl").stat().st_size
+    copy_run(runs / "broken", run)  # a kill between weights and result leaves checkpoints
+    train(tiny_config(), run, resume=True, reporter=Reporter())
+    assert weights_of(run) == weights_of(runs / "whole")
+
+
+def test_resumed_finished_run_names_its_damaged_file(runs: Path, tmp_path: Path) -> None:
+    run, listener = tmp_path / "run", Listener()
+    copy_run(runs / "whole", run)
+    flip_byte(run / "weights.safetensors")
+    train(tiny_config(), run, resume=True, reporter=listener)
+    assert "weights.safetensors is damaged" in listener.said[0]
+
+
+@pytest.mark.parametrize("change", ["class", "image"])
+def test_run_does_not_go_on_with_other_data(tmp_path: Path, change: str) -> None:
+    for number in range(24):
+        path = tmp_path / "pets" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (28, 28), 10 * number).save(path)
+    data = {"data_dir": str(tmp_path / "pets"), "image_size": 28}
+    config = tiny_config("folder", batch_size=4, checkpoint_minutes=1e-9, data=data)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", reporter=BreakOff(3))
+    if change == "class":
+        (tmp_path / "pets" / "dog").rename(tmp_path / "pets" / "wolf")
+        message = r"has changed \(classes: cat, dog, now cat, wolf\)"
+    else:
+        for number in (0, 2, 4, 6, 8):
+            (tmp_path / "pets" / "cat" / f"{number}.png").unlink()
+        message = r"has changed \(number of training images: 20, now 16\)"
+    with pytest.raises(ValueError, match=message):
+        train(config, tmp_path / "run", resume=True, reporter=Reporter())
+
+
+def test_unfinished_run_is_evaluated_by_its_newest_whole_checkpoint(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    copy_run(runs / "broken", run)
+    newest, older = list_checkpoints(run)
+    flip_byte(newest)
+    assert load_model_and_record(run)[1]["step"] == int(older.stem.removeprefix("step-"))
+    assert f"{newest} is damaged" in caplog.text
+
+
+def test_half_written_checkpoint_goes_with_the_next(tmp_path: Path) -> None:
+    stale = tmp_path / "checkpoints" / ".step-000000001.safetensors.partial"
+    stale.parent.mkdir()
+    stale.write_bytes(b"{")
+    save_checkpoint(tmp_path, make_state(1), {})
+    assert not stale.exists()
 
 
 def test_run_without_a_whole_checkpoint_says_so(runs: Path, tmp_path: Path) -> None:

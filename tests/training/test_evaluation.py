@@ -83,6 +83,13 @@ def test_part_of_a_split_is_spread_evenly_and_said_so() -> None:
     assert evaluate([model], split, num_examples=99).num_examples == 20
 
 
+def test_evaluation_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    model = Table(logits_for(*[(1,)] * 5))
+    evaluate([model], Written([(1,)] * 5), batch_size=2, watch=lambda *each: told.append(each))
+    assert told == [(0, 5), (2, 5), (4, 5), (5, 5)]
+
+
 def test_evaluation_leaves_the_model_in_its_mode() -> None:
     model = Table(logits_for((1,))).train()
     evaluate([model], Written([(1,)]))

@@ -38,6 +38,31 @@ def test_bar_shows_loss_error_speed_and_messages(
         assert text in shown
 
 
+def test_long_evaluation_shows_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for reporter, wanted in (
+        (Lines(), "evaluated 250 of 1,000 examples, 0 s left"),
+        (Bar(), "250"),
+    ):
+        for done in (0, 250, 500, 1000):
+            reporter.evaluated(done, 1000)
+        reporter.close()
+        assert wanted in capsys.readouterr().err
+
+
+def test_short_evaluation_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    for reporter in (Lines(), Bar()):
+        for done in (0, 250, 1000):
+            reporter.evaluated(done, 1000)
+        reporter.close()
+    assert not capsys.readouterr().err.strip()
+
+
 def test_bar_is_for_terminals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_reporter(), Lines)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -9,13 +9,13 @@ import pytest
 from tiny_runs import tiny_config, weights_of
 
 from capsnet.training import train
-from capsnet.training.checkpoint import list_checkpoints
 from capsnet.training.progress import Reporter
 from capsnet.training.records import (
     RunLog,
     damaged_files,
     describe_environment,
     find_commit,
+    list_checkpoints,
     read_json,
     write_json,
 )
@@ -54,6 +54,29 @@ def test_log_goes_back_to_a_position(tmp_path: Path) -> None:
     again.append({"step": 3})
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": 1}, {"step": 3}]
+
+
+def test_log_that_is_gone_before_its_first_line_is_no_loss(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log.jsonl")
+    log.start()
+    position = log.position()
+    log.path.unlink()
+    assert log.rewind(position) is None
+    log.append({"step": 1})
+    assert log.path.exists()
+
+
+def test_every_damaged_log_is_kept(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log.jsonl")
+    log.start()
+    log.append({"step": 1})
+    position = log.position()
+    for number in (1, 2):
+        log.path.write_text(f"damage {number}")
+        complaint = log.rewind(position)
+        assert complaint is not None
+        assert f"renamed to log.old-{number}.jsonl" in complaint
+        assert (tmp_path / f"log.old-{number}.jsonl").read_text() == f"damage {number}"
 
 
 @pytest.mark.parametrize("name", ["config.json", "log.jsonl", "weights.safetensors"])

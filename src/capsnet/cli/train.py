@@ -31,8 +31,8 @@ from capsnet.training import train as train_model
 from capsnet.training.checkpoint import newest_checkpoint
 from capsnet.training.config import check_count, from_dict, override, to_dict
 from capsnet.training.loop import prepare
-from capsnet.training.processes import find_device
-from capsnet.training.records import CONFIG, damaged_files, read_json
+from capsnet.training.processes import Processes, find_device
+from capsnet.training.records import CONFIG, check_run, damaged_files, read_json
 
 #: Wrong examples that evaluate prints.
 MAX_SHOWN = 20
@@ -174,7 +174,8 @@ def train(
     if resume:
         run_config = _stored_config(run, preset, changes) or run_config
     if dry_run:
-        _print_json(to_dict(prepare(run_config)[0]))
+        check_run(run, resume=resume, overwrite=overwrite)
+        _print_json(to_dict(prepare(run_config, Processes()).config))
         return 0
     command = shlex.join(["capsnet", "train", preset, "--out", str(run), "--resume"])
     speaks = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, the first

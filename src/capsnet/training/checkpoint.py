@@ -1,21 +1,22 @@
 """Checkpoints of a run, and the model that a run has come to."""
 
-import shutil
+import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from capsnet.models import Model
+from capsnet.data import Split
+from capsnet.models import Model, model_from_config
 from capsnet.models.weights import (
     CHECKPOINTS,
     WEIGHTS,
     config_from_dict,
     copy_tensors,
     find_weights,
+    is_run,
     load_weights,
     model_from_tensors,
     read_tensors,
@@ -26,7 +27,10 @@ from capsnet.training.records import (
     CONFIG,
     RESULT,
     RunLog,
+    damaged_files,
+    list_checkpoints,
     read_json,
+    remove_checkpoints,
     write_json,
 )
 
@@ -91,6 +95,24 @@ class TrainState:
         for name, value in (self.average or {}).items():
             value.copy_(tensors[f"average/{name}"])
 
+    @torch.no_grad()
+    def update_average(self, highest_decay: float) -> None:
+        """Moves the weight average, faster in the beginning, when it has seen little."""
+        if self.average is None:
+            return
+        decay = min(highest_decay, (1 + self.step) / (10 + self.step))
+        for name, value in self.model.state_dict().items():
+            self.average[name].lerp_(value, 1 - decay)
+
+    def trained_model(self) -> Model:
+        """The model, or a copy with the averaged weights."""
+        if self.average is None:
+            return self.model
+        device = next(self.model.parameters()).device
+        model = model_from_config(self.model.config).to(device)
+        copy_tensors(model, self.average)
+        return model
+
 
 def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) -> None:
     """Writes a checkpoint, then removes all but the newest two."""
@@ -98,6 +120,8 @@ def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) 
     path = run / CHECKPOINTS / f"step-{state.step:09d}.safetensors"
     try:
         path.parent.mkdir(exist_ok=True)
+        for stale in path.parent.glob(".step-*.partial"):  # of a kill in the middle of writing
+            stale.unlink()
         write_tensors(path, state.tensors(), {**record, **state.counts()})
         for old in list_checkpoints(run)[NUM_KEPT:]:
             old.unlink(missing_ok=True)
@@ -114,6 +138,7 @@ def restore_run(
     state: TrainState,
     *,
     config: TrainConfig,
+    split: Split,
     log: RunLog,
     say: Callable[[str], None],
     is_writer: bool = True,
@@ -124,8 +149,9 @@ def restore_run(
         run: the run's directory.
         state: what the checkpoint is copied into.
         config: the settings, which must be those that the run began with.
+        split: the training set, which must have the classes and the size that it had.
         log: cut back to the time of the checkpoint.
-        say: told of every file that is damaged.
+        say: told of every file that is damaged or missing.
         is_writer: whether this process may mend files, as the first one may.
 
     Returns:
@@ -134,10 +160,17 @@ def restore_run(
     if (run / RESULT).exists():
         result = read_json(run / RESULT)
         _check_same_config(run, result["config"], config)
+        for complaint in damaged_files(run):
+            say(complaint)
         if is_writer:
             remove_checkpoints(run)
         return result
     found = newest_checkpoint(run, say)
+    if found is None and (run / WEIGHTS).exists():
+        raise ValueError(
+            f"{run / RESULT} is missing, though the run was finished; its weights can be evaluated "
+            "as they are, --overwrite begins anew"
+        )
     try:
         stored: dict[str, object] | None = read_json(run / CONFIG)
     except (OSError, ValueError) as error:
@@ -150,16 +183,18 @@ def restore_run(
     if is_writer and stored != to_dict(config):
         write_json(run / CONFIG, to_dict(config))
     if found is None:
-        if is_writer:
-            log.start()
+        kept = log.start() if is_writer else None
+        if stored is not None:
+            lines = f"; its log so far is kept as {kept.name}" if kept is not None else ""
+            say(f"there is no checkpoint in {run}, so the run begins at step 0{lines}")
         return None
     tensors, record = found
+    _check_same_data(run, record, split)
     state.restore(tensors, record)
     position = record["log"]
     assert isinstance(position, dict)
-    complaint = log.rewind(position) if is_writer else None
-    if complaint is not None:
-        say(complaint)
+    if is_writer and (wrong := log.rewind(position)) is not None:
+        say(wrong)
     return None
 
 
@@ -172,15 +207,19 @@ def _check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
         )
 
 
-def list_checkpoints(run: Path) -> list[Path]:
-    """Checkpoints of a run, the newest first."""
-    return sorted((run / CHECKPOINTS).glob("step-*.safetensors"), reverse=True)
-
-
-def remove_checkpoints(run: Path) -> None:
-    """Removes the checkpoints of a run, as a finished one does not need them."""
-    with suppress(FileNotFoundError):
-        shutil.rmtree(run / CHECKPOINTS)
+def _check_same_data(run: Path, record: Mapping[str, object], split: Split) -> None:
+    names, data = record["class_names"], record["data"]
+    assert isinstance(names, list)
+    assert isinstance(data, dict)
+    for what, old, new in (
+        ("classes", ", ".join(names), ", ".join(split.class_names)),
+        ("number of training images", data["num_train"], len(split)),
+    ):
+        if old != new:
+            raise ValueError(
+                f"the data of the run in {run} has changed ({what}: {old}, now {new}); "
+                "a run goes on with the data that it began with"
+            )
 
 
 def newest_checkpoint(
@@ -209,10 +248,12 @@ def load_model_and_record(source: str | Path) -> tuple[Model, dict[str, object]]
     A run that is not finished gives the model of its newest checkpoint.
     """
     run = Path(source)
-    checkpoints = list_checkpoints(run)
-    if (run / WEIGHTS).exists() or not checkpoints:
+    if (run / WEIGHTS).exists() or not list_checkpoints(run):
         return load_weights(find_weights(source))
-    tensors, record = read_tensors(checkpoints[0])
+    is_run(source)  # which says if shipped weights have that name
+    found = newest_checkpoint(run, logging.getLogger("capsnet").warning)
+    assert found is not None
+    tensors, record = found
     config = record["model"]
     assert isinstance(config, dict)
     prefix = "average/" if any(name.startswith("average/") for name in tensors) else "model/"

@@ -1,6 +1,6 @@
 """How often one trained model, or several together, are wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
@@ -88,6 +88,10 @@ class Evaluation:
         ]
         return plain
 
+    def summary(self) -> dict[str, object]:
+        """The same without the wrong examples, for the log and for weights."""
+        return {name: value for name, value in self.to_dict().items() if name != "wrong"}
+
     def describe(self) -> str:
         """One line for people."""
         is_part = self.num_examples != self.num_available
@@ -112,6 +116,7 @@ def evaluate(
     batch_size: int = 250,
     device: str = "cpu",
     processes: Processes | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Errors of a model, or of an ensemble by summed lengths, on a split as at test time.
 
@@ -122,6 +127,7 @@ def evaluate(
         batch_size: examples at once, over all processes together.
         device: where to compute.
         processes: others that share the work, each of which calls this function.
+        watch: told before every batch, and at the end, how many examples of how many are done.
     """
     check_models(models, split)
     check_count("num_examples", num_examples)
@@ -138,6 +144,8 @@ def evaluate(
     for model in models:
         model.to(device).eval()
     for start in range(0, count, batch_size):
+        if watch is not None:
+            watch(start, count)
         chunk = np.arange(start, min(start + batch_size, count))
         places = chunk[processes.slice_of(len(chunk))]
         if not places.size:
@@ -156,6 +164,8 @@ def evaluate(
         if len(models) == 1 and reconstructed is not None:
             mean = reconstruction_loss(reconstructed.cpu(), batch.targets)
             squared_error += mean.double() * len(places)
+    if watch is not None:
+        watch(count, count)
     for model, mode in zip(models, modes, strict=True):
         model.train(mode)
     processes.add_up(predictions, labels)
@@ -216,6 +226,15 @@ def check_fit(config: ModelConfig, split: Split) -> None:
         raise ValueError(
             f"{split.name} has {split.num_classes} classes, "
             f"but the model knows {config.num_classes}"
+        )
+
+
+def check_classes(class_names: Sequence[str], split: Split) -> None:
+    """Raises a ValueError unless the split's classes are those that a model was trained on."""
+    if tuple(class_names) != split.class_names:
+        raise ValueError(
+            f"the classes of {split.name} are {', '.join(split.class_names)}, "
+            f"but the model was trained on {', '.join(class_names)}"
         )
 
 

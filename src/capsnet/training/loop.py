@@ -3,39 +3,23 @@
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from capsnet.data import Batch, DataConfig, Split, iterate_batches, load_split, num_steps
 from capsnet.data.order import stream_key
-from capsnet.models import CapsNet, Model, model_from_config
-from capsnet.models.weights import (
-    WEIGHTS,
-    config_to_dict,
-    copy_tensors,
-    save_weights,
-)
-from capsnet.training.checkpoint import (
-    TrainState,
-    list_checkpoints,
-    remove_checkpoints,
-    restore_run,
-    save_checkpoint,
-)
-from capsnet.training.config import (
-    TrainConfig,
-    to_dict,
-    total_steps,
-)
-from capsnet.training.evaluation import Evaluation, check_fit, evaluate
-from capsnet.training.objective import compute_losses, learning_rate
+from capsnet.models import model_from_config
+from capsnet.models.weights import WEIGHTS, config_to_dict, save_weights
+from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
+from capsnet.training.config import TrainConfig, to_dict, total_steps
+from capsnet.training.evaluation import Evaluation, check_classes, check_fit, evaluate
+from capsnet.training.objective import compute_losses, find_not_finite, learning_rate
 from capsnet.training.optimiser import FusedAdam
 from capsnet.training.processes import (
     Processes,
@@ -46,15 +30,24 @@ from capsnet.training.processes import (
     join_processes,
     seed_dropout,
 )
-from capsnet.training.progress import Reporter, TensorBoard, choose_reporter
+from capsnet.training.progress import (
+    Reporter,
+    TensorBoard,
+    check_tensorboard,
+    choose_reporter,
+)
 from capsnet.training.records import (
     CONFIG,
     LOG,
     RESULT,
+    TENSORBOARD,
     RunLog,
+    check_run,
     describe_environment,
     file_digest,
+    list_checkpoints,
     open_run,
+    remove_checkpoints,
     write_json,
 )
 
@@ -76,27 +69,32 @@ def train(
         overwrite: remove a run that is there already.
         reporter: where to tell of the progress; default: a bar on a terminal, lines elsewhere.
     """
-    with join_processes(config.device) as processes, catch_signals() as stop:
+    with (
+        join_processes(config.device) as processes,
+        catch_signals() as stop,
+        ExitStack() as opened,
+    ):
         if config.threads is not None:
             torch.set_num_threads(max(1, config.threads // processes.local_world_size))
-        if not processes.is_first:
-            processes.wait()  # until the first has prepared the directory
-            return Training(config, run, processes=processes, reporter=Reporter(), stop=stop).run()
-        reporter = reporter or choose_reporter()
-        if overwrite:  # settings that cannot work must not cost the run that is there
-            find_device(config.device, processes.local_rank)
-            prepare(config)
-        with open_run(run, resume=resume, overwrite=overwrite):
-            processes.wait()
-            try:
-                training = Training(config, run, processes=processes, reporter=reporter, stop=stop)
-                return training.run()
-            except OSError as error:
-                if error.filename is not None or error.strerror is None:
-                    raise
-                raise OSError(f"{run} could not be written to ({error.strerror})") from error
-            finally:
-                reporter.close()
+        speaker = (reporter or choose_reporter()) if processes.is_first else Reporter()
+
+        def begin() -> Training:
+            if processes.is_first:
+                check_run(run, resume=resume, overwrite=overwrite)
+            # Settings that cannot work must not cost the run that is there.
+            training = Training(config, run, processes=processes, reporter=speaker, stop=stop)
+            if processes.is_first:
+                opened.enter_context(open_run(run, resume=resume, overwrite=overwrite))
+            return training
+
+        try:
+            return processes.agree(begin).run()
+        except OSError as error:
+            if error.filename is not None or error.strerror is None:
+                raise
+            raise OSError(f"{run} could not be written to ({error.strerror})") from error
+        finally:
+            speaker.close()
 
 
 class Training:
@@ -112,11 +110,10 @@ class Training:
         stop: StopRequest,
     ) -> None:
         self.folder, self.processes, self.reporter, self.stop = folder, processes, reporter, stop
-        config, self.split, self.tests = prepare(config)
-        self.config = config
+        self.config, self.split, self.tests, self.device = prepare(config, processes)
+        config = self.config
         self.steps_per_epoch = num_steps(self.split, config.batch_size)
         self.num_steps = total_steps(config, self.steps_per_epoch)
-        self.device = find_device(config.device, processes.local_rank)
         torch.manual_seed(config.seed)
         model = model_from_config(config.model).to(self.device)
         optimiser = FusedAdam(
@@ -134,43 +131,52 @@ class Training:
 
     def run(self) -> dict[str, object]:
         """Begins or goes on, trains to the end, evaluates, and writes the result."""
-        finished = restore_run(
-            self.folder,
-            self.state,
-            config=self.config,
-            log=self.log,
-            say=self.reporter.say,
-            is_writer=self.processes.is_first,
-        )
+        finished = self.processes.agree(self.restore)
         if finished is not None:
             self.reporter.say(f"{self.folder} is finished already")
             return finished
         if self.state.step > 0:
             self.reporter.say(f"going on after step {self.state.step:,} of {self.num_steps:,}")
         if self.config.tensorboard and self.processes.is_first:
-            self.board = TensorBoard(self.folder / "tensorboard")
+            self.board = TensorBoard(self.folder / TENSORBOARD)
         self.reporter.start(self.state.step, self.num_steps)
         self.forward.train()
         saved = time.monotonic()
         started = saved - self.state.seconds
         for batch in self.batches():
+            if self.evaluation_is_due():  # before anything else: a resumed run makes up for it
+                self.log_evaluation()
             rate = learning_rate(self.config, self.state.step, self.num_steps)
             must_stop = self.update(batch, rate)
             self.state.seconds = time.monotonic() - started
             self.log_step(rate)
-            if self.evaluation_is_due():
-                self.log_evaluation()
             minutes = (time.monotonic() - saved) / 60
             if must_stop or self.checkpoint_is_due(minutes):
                 self.save()
                 saved = time.monotonic()
             if must_stop:
-                raise TrainingStopped(
-                    f"stopped after step {self.state.step:,} of {self.num_steps:,}, "
-                    f"which is saved in {self.folder}",
-                    self.stop.signal_number or signal.SIGTERM,  # it may have reached another
-                )
+                raise self.stopped()
         return self.finish()
+
+    def restore(self) -> dict[str, object] | None:
+        """Takes up the run where it was left; its result if it is finished already."""
+        return restore_run(
+            self.folder,
+            self.state,
+            config=self.config,
+            split=self.split,
+            log=self.log,
+            say=self.reporter.say,
+            is_writer=self.processes.is_first,
+        )
+
+    def stopped(self) -> TrainingStopped:
+        """What ends a run that was asked to stop and has been saved."""
+        return TrainingStopped(
+            f"stopped after step {self.state.step:,} of {self.num_steps:,}, "
+            f"which is saved in {self.folder}",
+            self.stop.signal_number or signal.SIGTERM,  # it may have reached another
+        )
 
     def batches(self) -> Iterator[Batch]:
         """The batches from where the run stands to its end, of this process."""
@@ -194,7 +200,8 @@ class Training:
         # Dropout, too, is a function of the position, so nothing else must be restored.
         key = stream_key(self.config.seed, "dropout", self.state.step, self.processes.rank)
         seed_dropout(key, self.device)
-        with self.autocast():
+        reduced = self.config.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=reduced):
             losses = compute_losses(self.forward, batch, self.config)
         share = len(batch.images) / self.config.batch_size
         torch.autograd.backward(losses.total * share)
@@ -202,44 +209,22 @@ class Training:
         sums = torch.stack([*(loss.detach() * share for loss in losses[:3]), losses[3], stop])
         gradients = [value.grad for value in model.parameters() if value.grad is not None]
         self.processes.add_up(*gradients, sums)  # so far each process had its own
-        self.check_finite(gradients, float(sums[0]), rate)
+        if (wrong := find_not_finite(float(sums[0]), gradients)) is not None:
+            checkpoints = list_checkpoints(self.folder)
+            kept = f"{checkpoints[0]} is kept" if checkpoints else "there is no checkpoint yet"
+            raise FloatingPointError(
+                f"{wrong} in step {self.state.step + 1:,} at learning rate {rate:.3g}, "
+                f"before which the run stopped; {kept}"
+            )
         for group in optimiser.param_groups:
             group["lr"] = rate
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         self.state.step += 1
-        self.update_average()
+        self.state.update_average(self.config.average_decay)
         new = [1.0, *sums[:-1].tolist()]
         self.state.window = [a + b for a, b in zip(self.state.window, new, strict=True)]
         return bool(sums[-1] > 0)
-
-    def check_finite(self, gradients: list[Tensor], loss: float, rate: float) -> None:
-        """Stops the run before an update that would ruin the weights."""
-        norm = float(torch.nn.utils.get_total_norm(gradients))
-        for name, value in (("loss", loss), ("gradient", norm)):
-            if not np.isfinite(value):
-                checkpoints = list_checkpoints(self.folder)
-                kept = f"{checkpoints[0]} is kept" if checkpoints else "there is no checkpoint yet"
-                raise FloatingPointError(
-                    f"the {name} became {value} in step {self.state.step + 1:,} at learning rate "
-                    f"{rate:.3g}, before which the run stopped; {kept}"
-                )
-
-    @torch.no_grad()
-    def update_average(self) -> None:
-        """Moves the weight average, faster in the beginning, when it has seen little."""
-        if self.state.average is None:
-            return
-        step = self.state.step
-        decay = min(self.config.average_decay, (1 + step) / (10 + step))
-        for name, value in self.state.model.state_dict().items():
-            self.state.average[name].lerp_(value, 1 - decay)
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Reduced precision for the network, if the run asks for it."""
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def log_step(self, rate: float) -> None:
         """Adds a line to the log where one is due."""
@@ -273,50 +258,44 @@ class Training:
             self.board.add_scalars(line)
 
     def evaluation_is_due(self) -> bool:
-        """Whether the curve gets a point after this step; the end is evaluated anyway."""
+        """Whether the curve gets a point where the run stands; the end is evaluated anyway."""
         every = self.config.evaluate_every
         if self.config.epochs is not None:
             every *= self.steps_per_epoch
-        return every > 0 and self.state.step % every == 0 and self.state.step < self.num_steps
+        return every > 0 and self.state.step > 0 and self.state.step % every == 0
 
     def log_evaluation(self) -> None:
         """Evaluates for the curve; nothing is chosen by it."""
         evaluation = self.evaluate(self.tests[0])
         self.reporter.say(f"step {self.state.step:,}: {evaluation.describe()}")
         self.show_reconstructions()
-        self.write_line({"step": self.state.step, "evaluation": summary(evaluation)})
+        self.write_line({"step": self.state.step, "evaluation": evaluation.summary()})
 
     def evaluate(self, split: Split) -> Evaluation:
         """Errors of the model as it would be saved now."""
         return evaluate(
-            [self.trained_model()],
+            [self.state.trained_model()],
             split,
             num_examples=self.config.num_evaluated,
             device=str(self.device),
             processes=self.processes,
+            watch=self.watch_evaluation,
         )
 
-    def trained_model(self) -> Model:
-        """The model, or a copy with the averaged weights."""
-        model = self.state.model
-        if self.state.average is not None:
-            model = model_from_config(self.config.model).to(self.device)
-            copy_tensors(model, self.state.average)
-        return model
+    def watch_evaluation(self, done: int, count: int) -> None:
+        """Tells how far an evaluation is, and stops in its midst if the run was asked to."""
+        self.reporter.evaluated(done, count)
+        stop = torch.tensor(float(self.stop.signal_number > 0))
+        self.processes.add_up(stop)
+        if stop > 0:
+            self.save()
+            raise self.stopped()
 
-    @torch.no_grad()
     def show_reconstructions(self) -> None:
         """Sends the first images and their reconstructions to TensorBoard."""
-        if self.board is None:
-            return
-        model = self.trained_model()
-        if not isinstance(model, CapsNet) or not model.config.decoder:
-            return
-        images, labels, targets = self.tests[0].test_batch(np.arange(min(16, len(self.tests[0]))))
-        decoded = model(images.to(self.device), reconstruct=labels.to(self.device)).reconstruction
-        sheets = {"input": images, "target": targets[:, 0], "reconstruction": decoded[:, 0].cpu()}
-        for name, sheet in sheets.items():
-            self.board.add_images(name, sheet, self.state.step)
+        if self.board is not None:
+            model = self.state.trained_model()
+            self.board.add_reconstructions(model, self.tests[0], self.state.step)
 
     def checkpoint_is_due(self, minutes: float) -> bool:
         """Whether to save after this step: by time, by epoch, and at the end."""
@@ -351,12 +330,15 @@ class Training:
 
     def finish(self) -> dict[str, object]:
         """Evaluates the last step's model, writes weights and result, removes checkpoints."""
-        evaluations = [self.evaluate(split) for split in self.tests]
-        for evaluation in evaluations:
+        evaluations: dict[str, Evaluation] = {}
+        for split in self.tests:
+            evaluation = self.evaluate(split)
             self.reporter.say(evaluation.describe())
+            is_second = split.name in evaluations  # --held-out 5000 --evaluate-on mnist
+            evaluations[f"{split.name} {split.split}" if is_second else split.name] = evaluation
         record = {
             **self.describe(),
-            "metrics": {each.dataset: each.to_dict() for each in evaluations},
+            "metrics": {name: each.to_dict() for name, each in evaluations.items()},
             **describe_environment(),
         }
         if not self.processes.is_first:
@@ -364,24 +346,45 @@ class Training:
         if self.board is not None:
             self.show_reconstructions()
             self.board.close()
-        brief = {each.dataset: summary(each) for each in evaluations}
-        save_weights(self.folder / WEIGHTS, self.trained_model(), {**record, "metrics": brief})
+        brief = {**record, "metrics": {name: each.summary() for name, each in evaluations.items()}}
+        save_weights(self.folder / WEIGHTS, self.state.trained_model(), brief)
         record["files"] = {name: file_digest(self.folder / name) for name in (CONFIG, LOG, WEIGHTS)}
         write_json(self.folder / RESULT, record)
         remove_checkpoints(self.folder)
         return record
 
 
-def prepare(config: TrainConfig) -> tuple[TrainConfig, Split, list[Split]]:
-    """The settings with the model fitted to the data, the training set, and those evaluated on.
+class Prepared(NamedTuple):
+    """What a run needs before it can begin."""
+
+    config: TrainConfig
+    """The settings, with the model fitted to the data."""
+    split: Split
+    """The training set."""
+    tests: list[Split]
+    """The sets to evaluate on."""
+    device: torch.device
+    """Where to compute."""
+
+
+def prepare(config: TrainConfig, processes: Processes) -> Prepared:
+    """Finds all that a run needs.
 
     A missing file or a set that does not fit is noticed here, not after hours of training.
     """
-    split = load_split(config.data, "train")
-    num_steps(split, config.batch_size)  # refuses a batch that the set cannot fill
-    tests = [load_split(config.data, "validation" if config.data.held_out else "test")]
+    device = find_device(config.device, processes.local_rank)
+    if config.tensorboard and processes.is_first:
+        check_tensorboard()
+    data = config.data
+    split = load_split(data, "train")
+    # Refuses a batch that the set cannot fill or the processes cannot share out.
+    iterate_batches(split, batch_size=config.batch_size, world_size=processes.world_size)
+    tests = [load_split(data, "validation" if data.held_out else "test")]
     for name in config.evaluate_on:
-        tests.append(load_split(DataConfig(name, data_dir=config.data.data_dir), "test"))
+        other = DataConfig(name, data_dir=data.data_dir, generation_seed=data.generation_seed)
+        tests.append(load_split(other, "test"))
+        if (name, "test") in ((test.name, test.split) for test in tests[:-1]):
+            raise ValueError(f"{name} would be evaluated twice; leave it out of evaluate_on")
     channels, height, width = split.image_shape
     model = replace(
         config.model,
@@ -392,9 +395,5 @@ def prepare(config: TrainConfig) -> tuple[TrainConfig, Split, list[Split]]:
     )
     for test in tests:
         check_fit(model, test)
-    return replace(config, model=model), split, tests
-
-
-def summary(evaluation: Evaluation) -> dict[str, object]:
-    """An evaluation without its list of wrong examples."""
-    return {name: value for name, value in evaluation.to_dict().items() if name != "wrong"}
+        check_classes(split.class_names, test)
+    return Prepared(replace(config, model=model), split, tests, device)

@@ -1,8 +1,10 @@
 """What a step of training minimises, and at which learning rate."""
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -30,6 +32,19 @@ class Losses(NamedTuple):
 
     num_errors: Float[Tensor, ""]
     """Images of the batch whose labels are not the strongest classes."""
+
+
+def find_not_finite(loss: float, gradients: Iterable[Tensor]) -> str | None:
+    """Returns what would ruin the weights, if something would.
+
+    >>> find_not_finite(1.0, [torch.tensor([3.0, math.inf])])
+    'the gradient became inf'
+    """
+    norm = float(torch.nn.utils.get_total_norm(gradients))
+    for name, value in (("loss", loss), ("gradient", norm)):
+        if not math.isfinite(value):
+            return f"the {name} became {value}"
+    return None
 
 
 def learning_rate(config: TrainConfig, step: int, num_steps: int) -> float:

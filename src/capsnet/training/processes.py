@@ -3,15 +3,18 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.backends import mps
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,25 @@ class Processes:
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.copy_(part.reshape(tensor.shape))
 
-    def wait(self) -> None:
-        """Waits until all processes have come here."""
-        if self.world_size > 1:
-            dist.barrier()
+    def agree(self, act: Callable[[], Made]) -> Made:
+        """What `act` returns, once it has in all processes; a mistake of one ends them all.
+
+        Of those that make the same mistake, only the first speaks.
+        """
+        if self.world_size == 1:
+            return act()
+        mistake: OSError | ValueError | None = None
+        try:
+            made = act()
+        except (OSError, ValueError) as error:
+            mistake = error
+        mistakes = [""] * self.world_size
+        dist.all_gather_object(mistakes, repr(mistake) if mistake is not None else "")
+        if mistake is not None and repr(mistake) not in mistakes[: self.rank]:
+            raise mistake
+        if any(mistakes):
+            raise SystemExit(2)
+        return made
 
 
 @contextmanager
@@ -82,7 +100,8 @@ def join_processes(device: str = "cpu") -> Iterator[Processes]:
     if processes.world_size == 1:
         yield processes
         return
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    has_gpu = device.startswith("cuda") and torch.cuda.is_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")  # evaluation adds on CPU
     try:
         yield processes
     finally:

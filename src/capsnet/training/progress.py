@@ -1,15 +1,19 @@
 """What a run says while it goes on: a bar on a terminal, plain lines elsewhere, TensorBoard."""
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from jaxtyping import Float
-from torch import Tensor
+import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    pass
+from capsnet.data import Split
+from capsnet.models import CapsNet, Model
+
+#: Seconds that an evaluation may take in silence.
+PATIENCE = 2.0
 
 
 class Reporter:
@@ -20,6 +24,9 @@ class Reporter:
 
     def advance(self, step: int, line: Mapping[str, object] | None) -> None:
         """One update is done; with the log's new line where there is one."""
+
+    def evaluated(self, done: int, count: int) -> None:
+        """So many examples of an evaluation are done, of so many: 0 to begin with, all at last."""
 
     def say(self, text: str) -> None:
         """A message in the course of the run."""
@@ -34,6 +41,7 @@ class Lines(Reporter):
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
         self._num_steps = 0
+        self._began = self._due = 0.0
 
     def start(self, step: int, num_steps: int) -> None:
         """Remembers the length of the run."""
@@ -43,6 +51,16 @@ class Lines(Reporter):
         """Prints the log's line."""
         if line is not None:
             self.say(f"step {step:,}/{self._num_steps:,}  {format_line(line)}")
+
+    def evaluated(self, done: int, count: int) -> None:
+        """Prints how far a long evaluation is, and how long it will take."""
+        now = time.monotonic()
+        if done == 0:
+            self._began, self._due = now, now + PATIENCE
+        elif now >= self._due and done < count:
+            left = (now - self._began) * (count - done) / done
+            self.say(f"evaluated {done:,} of {count:,} examples, {left:.0f} s left")
+            self._due = now + 5 * PATIENCE
 
     def say(self, text: str) -> None:
         """Prints the message."""
@@ -58,6 +76,7 @@ class Bar(Reporter):
             BarColumn,
             MofNCompleteColumn,
             Progress,
+            TaskID,
             TextColumn,
             TimeElapsedColumn,
             TimeRemainingColumn,
@@ -72,19 +91,35 @@ class Bar(Reporter):
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self._task = self._bar.add_task("", total=None, values="")
+        self._task: TaskID | None = None
+        self._evaluation: TaskID | None = None
+        self._due = 0.0
 
     def start(self, step: int, num_steps: int) -> None:
         """Shows the bar."""
-        self._bar.update(self._task, total=num_steps, completed=step)
+        self._task = self._bar.add_task("", total=num_steps, completed=step, values="")
         self._bar.start()
 
     def advance(self, step: int, line: Mapping[str, object] | None) -> None:
         """Moves the bar, and shows the log's line."""
+        assert self._task is not None
         if line is None:
             self._bar.update(self._task, completed=step)
         else:
             self._bar.update(self._task, completed=step, values=format_line(line))
+
+    def evaluated(self, done: int, count: int) -> None:
+        """Shows a bar of its own for a long evaluation."""
+        if done == 0:
+            self._due = time.monotonic() + PATIENCE
+        elif self._evaluation is not None and done == count:
+            self._bar.remove_task(self._evaluation)
+            self._evaluation = None
+        elif self._evaluation is not None:
+            self._bar.update(self._evaluation, completed=done)
+        elif time.monotonic() >= self._due and done < count:
+            self._evaluation = self._bar.add_task("", total=count, completed=done, values="tested")
+            self._bar.start()
 
     def say(self, text: str) -> None:
         """Prints the message above the bar."""
@@ -112,16 +147,22 @@ def format_line(line: Mapping[str, object]) -> str:
     return "  ".join(parts)
 
 
+def check_tensorboard() -> None:
+    """Raises a ValueError if TensorBoard is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "tensorboard is not installed; pip install 'capsnet[tensorboard]' brings it"
+        ) from None
+
+
 class TensorBoard:
     """Scalars of every log line, and reconstructions, for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(
-                "tensorboard is not installed; pip install 'capsnet[tensorboard]' brings it"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: SummaryWriter = SummaryWriter(str(folder))
 
     def add_scalars(self, line: Mapping[str, object]) -> None:
@@ -131,9 +172,17 @@ class TensorBoard:
             if isinstance(value, int | float) and name not in ("step", "epoch"):
                 self._writer.add_scalar(name, value, step)
 
-    def add_images(self, name: str, images: Float[Tensor, "B C H W"], step: int) -> None:
-        """Writes a sheet of images."""
-        self._writer.add_images(name, images.clamp(0, 1), step)
+    @torch.no_grad()
+    def add_reconstructions(self, model: Model, split: Split, step: int) -> None:
+        """Writes the first images and what the model reconstructs of them, if it does."""
+        if not isinstance(model, CapsNet) or not model.config.decoder:
+            return
+        device = next(model.parameters()).device
+        images, labels, targets = split.test_batch(np.arange(min(16, len(split))))
+        decoded = model(images.to(device), reconstruct=labels.to(device)).reconstruction
+        sheets = {"input": images, "target": targets[:, 0], "reconstruction": decoded[:, 0].cpu()}
+        for name, sheet in sheets.items():
+            self._writer.add_images(name, sheet.clamp(0, 1), step)
 
     def close(self) -> None:
         """Writes what is left."""

@@ -4,11 +4,11 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from capsnet.models.weights import CHECKPOINTS, WEIGHTS, write_atomically
 
 CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
+TENSORBOARD = "tensorboard"
 
 
 def write_json(path: Path, record: Mapping[str, object]) -> None:
@@ -49,10 +50,15 @@ class RunLog:
         self._digest = hashlib.sha256()
         self._size = 0
 
-    def start(self) -> None:
-        """Begins an empty log."""
+    def start(self) -> Path | None:
+        """Begins an empty log; returns where the lines of an older one are kept, if it has any."""
+        kept = None
+        if self.path.exists() and self.path.stat().st_size:
+            names = (self.path.with_name(f"log.old-{number}.jsonl") for number in count(1))
+            kept = self.path.replace(next(path for path in names if not path.exists()))
         self._digest, self._size = hashlib.sha256(), 0
         self.path.write_bytes(b"")
+        return kept
 
     def rewind(self, position: Mapping[str, object]) -> str | None:
         """Cuts the log back to `position`; what was wrong with it, if something was.
@@ -65,16 +71,13 @@ class RunLog:
         digest = hashlib.sha256(content)
         if digest.hexdigest() == position["sha256"]:
             self._digest, self._size = digest, size
-            with self.path.open("r+b") as file:
+            with self.path.open("ab") as file:
                 file.truncate(size)
             return None
-        if not self.path.exists():
-            self.start()
-            return f"{self.path} is missing; a new one begins here"
-        damaged = self.path.with_name("log.damaged.jsonl")
-        self.path.replace(damaged)
-        self.start()
-        return f"{self.path} is damaged; it was renamed to {damaged.name} and a new one begins here"
+        kept = self.start()
+        if kept is None:
+            return f"{self.path} is missing or empty; a new one begins here"
+        return f"{self.path} is damaged; it was renamed to {kept.name} and a new one begins here"
 
     def append(self, line: Mapping[str, object]) -> None:
         """Adds one line."""
@@ -91,15 +94,39 @@ class RunLog:
         return {"size": self._size, "sha256": self._digest.hexdigest()}
 
 
-@contextmanager
-def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
-    """Holds a run's directory for this process: made, found or emptied, as was asked.
+def list_checkpoints(run: Path) -> list[Path]:
+    """Checkpoints of a run, the newest first."""
+    return sorted((run / CHECKPOINTS).glob("step-*.safetensors"), reverse=True)
 
-    Raises a ValueError when there is a run already and nobody said what to do with it.
-    """
+
+def remove_checkpoints(run: Path) -> None:
+    """Removes the checkpoints of a run, as a finished one does not need them."""
+    _remove(run / CHECKPOINTS, "step-*.safetensors", ".step-*.partial")
+
+
+def _remove(folder: Path, *patterns: str) -> None:
+    """Removes a folder's files of these names, and the folder unless it holds others."""
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _is_run(run: Path) -> bool:
+    """Whether a directory holds checkpoints, settings or a result of ours."""
+    for name in (CONFIG, RESULT):
+        with suppress(OSError, ValueError):
+            read_json(run / name)
+            return True
+    return bool(list_checkpoints(run))
+
+
+def check_run(run: Path, *, resume: bool, overwrite: bool) -> None:
+    """Raises a ValueError when there is a run already and nobody said what to do with it."""
     # A kill in its first moments may have left a file half written, which is no run yet.
     exists = run.is_dir() and any(path.suffix != ".partial" for path in run.iterdir())
-    is_run = any((run / name).exists() for name in (CONFIG, CHECKPOINTS, WEIGHTS, RESULT))
+    is_run = _is_run(run)
     if run.exists() and not run.is_dir():
         raise ValueError(f"{run} is a file, but a run needs a directory of its own")
     if resume and overwrite:
@@ -110,13 +137,25 @@ def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
         raise ValueError(f"{run} exists already: --resume goes on with it, --overwrite begins anew")
     if exists and overwrite and not is_run:
         raise ValueError(f"{run} holds something else than a run, which is not overwritten")
+
+
+@contextmanager
+def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Holds a run's directory for this process: made, found or emptied, as was asked."""
+    check_run(run, resume=resume, overwrite=overwrite)
     run.mkdir(parents=True, exist_ok=True)
     with _locked(run):
         if overwrite:
-            for name in (RESULT, WEIGHTS, LOG, CONFIG):
-                (run / name).unlink(missing_ok=True)
-            with suppress(FileNotFoundError):
-                shutil.rmtree(run / CHECKPOINTS)
+            remove_checkpoints(run)
+            _remove(run / TENSORBOARD, "events.out.tfevents.*")
+            for path in (
+                run / RESULT,
+                run / WEIGHTS,
+                run / LOG,
+                *run.glob("log.old-*.jsonl"),
+                run / CONFIG,
+            ):
+                path.unlink(missing_ok=True)
         try:
             yield
         finally:
