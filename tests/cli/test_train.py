@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from shipped import require_weights
 from torch.testing import assert_close
 
 from capsnet.cli import main
@@ -63,6 +65,9 @@ def test_evaluate_lists_wrong_examples_and_takes_ensembles(
     assert "spread evenly over 10,000" in lines[0]
     assert " taken for " in lines[1]
     assert lines[-1].endswith("more (--json lists them)")
+    assert run("evaluate", "runs/mnist-seed0", "--num-examples", "2000") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("more (--json lists the first 1,000)")
     assert run("evaluate", "runs/mnist-seed0", "--dataset", "mnist-40") == 2
     assert "have shape (1, 40, 40), but the model takes (1, 28, 28)" in capsys.readouterr().err
 
@@ -84,6 +89,13 @@ def test_wrong_examples_of_own_images_are_named_by_their_folders(
     assert run("evaluate", "runs/folder-seed0") == 0
     first = capsys.readouterr().out.splitlines()[1]
     assert "cat taken for dog" in first or "dog taken for cat" in first
+    Path("pets/dog").rename("pets/wolf")
+    assert run("evaluate", "runs/folder-seed0") == 2
+    sentence = "the classes of folder are cat, wolf, but the model was trained on cat, dog"
+    assert sentence in capsys.readouterr().err
+    Path("pets").rename("animals")
+    assert run("evaluate", "runs/folder-seed0") == 2
+    assert "pets; --data-dir says where the data is now" in capsys.readouterr().err
 
 
 def test_resumed_run_needs_no_settings_but_refuses_others(
@@ -97,8 +109,13 @@ def test_resumed_run_needs_no_settings_but_refuses_others(
     assert run("train", "svhn", "--resume", "--out", "runs/mnist-seed0") == 2
     assert "is of preset mnist, got svhn" in capsys.readouterr().err
     assert run("train", "mnist", "--overwrite", *TINY, "--lr", "0.002") == 0
-    config = read_json(Path("runs/mnist-seed0/config.json"))
-    assert config["learning_rate"] == 0.002
+    path = Path("runs/mnist-seed0/config.json")
+    assert read_json(path)["learning_rate"] == 0.002
+    path.unlink()
+    assert run("train", "mnist", "--resume") == 0
+    shown = capsys.readouterr().err
+    assert "config.json is missing" in shown
+    assert "is finished already" in shown
 
 
 def test_toml_file_holds_settings_and_flags_come_before_it(
@@ -112,6 +129,9 @@ def test_toml_file_holds_settings_and_flags_come_before_it(
     assert config["data"]["num_train"] == 999
     assert config["model"]["bias"] is True
     assert not Path("runs").exists()
+    assert run("train", "mnist", "--config", "settings.toml", "--steps", "5", "--dry-run") == 0
+    config = json.loads(capsys.readouterr().out)
+    assert (config["epochs"], config["steps"]) == (None, 5)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +142,7 @@ def test_toml_file_holds_settings_and_flags_come_before_it(
         ("[model]\nnum_iteration = 3", "did you mean 'num_iterations'?"),
         ("[modle]\nbias = true", "unknown setting 'modle'; did you mean 'model'?"),
         ("model = 3", "model must be a table of settings, got 3"),
+        ('preset = "svhn"', "preset must be mnist, which is trained, got svhn"),
         ('epochs = "three"', "epochs must be a whole number, got 'three'"),
     ],
 )
@@ -171,11 +192,15 @@ def test_flags_set_the_channels_of_a_baseline(
         (["--held-out", "60000"], "held_out must be at least 0 and less than the 60000"),
         (["--num-train", "100"], "batch_size"),
         (["--upper", "0.1"], "upper must exceed lower"),
+        (["--evaluate-on", "mnist"], "mnist would be evaluated twice"),
+        (["--device", "cuda:9"], "device cuda:9 is not available here"),
+        (["--out", "."], "exists already"),
     ],
 )
 def test_run_and_dry_run_refuse_the_same_before_the_first_step(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("something").touch()
     for more in ([], ["--dry-run"]):
         assert run("train", "mnist", "--steps", "1", *arguments, *more) == 2
         shown = capsys.readouterr()
@@ -183,6 +208,7 @@ def test_run_and_dry_run_refuse_the_same_before_the_first_step(
         assert len(shown.err.splitlines()) == 1
         assert shown.out == ""
     assert not Path("runs/mnist-seed0").exists()
+    assert [path.name for path in Path().iterdir()] == ["something"]
 
 
 def test_dry_run_shows_the_model_fitted_to_the_data(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,6 +279,18 @@ def test_list_shows_presets_with_the_papers_numbers(capsys: pytest.CaptureFixtur
     assert "multimnist" in listed["datasets"]
 
 
+def test_list_shows_shipped_weights_with_their_error_and_the_papers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    require_weights("mnist")
+    assert run("list", "--json") == 0
+    about = json.loads(capsys.readouterr().out)["weights"]["mnist"]
+    assert (about["dataset"], about["paper_error"]) == ("mnist", 0.0025)
+    assert run("list") == 0
+    shown = capsys.readouterr().out.partition("Shipped weights")[2]
+    assert re.search(rf"mnist +{about['error_rate']:.2%} +0.25%  mnist", shown)
+
+
 def test_not_a_number_ends_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "mnist", *TINY, "--lr", "1e38") == 1
     shown = capsys.readouterr().err.splitlines()[-1]
@@ -290,6 +328,16 @@ def test_ctrl_c_saves_and_says_how_to_go_on() -> None:
     assert "go on with: capsnet train mnist --out 'a b' --resume" in out
     assert len(list(Path("a b/checkpoints").iterdir())) >= 1
     assert "Traceback" not in err
+
+
+def test_stopped_run_keeps_stdout_for_json() -> None:
+    program = start("train", "mnist", *SMALL, "--epochs", "4000", "--json", "--out", "run")
+    wait_for(Path("run/config.json"))
+    program.send_signal(signal.SIGTERM)
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 128 + signal.SIGTERM, err
+    assert out == ""
+    assert "go on with: capsnet train mnist --out run --resume" in err
 
 
 def test_torchrun_trains_the_model_of_one_process() -> None:

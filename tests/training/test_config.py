@@ -67,6 +67,16 @@ def test_total_steps_count_epochs_or_steps() -> None:
         ({"model": {"conv_channels": [3, 4]}}, "conv_channels must be a whole number, got"),
         ({"upper": 0.1}, "upper must exceed lower, got 0.1 and 0.1"),
         ({"average_decay": 1}, r"average_decay must lie in \[0, 1\), got 1.0"),
+        ({"checkpoint_minutes": float("inf")}, "checkpoint_minutes must be finite, got inf"),
+        ({"upper": float("inf")}, "upper must be finite, got inf"),
+        ({"seed": 2**63}, r"seed must be less than 2\^63, got 9223372036854775808"),
+        ({"model": {"kind": "cnn"}}, "kind of mnist's model is 'capsnet', got 'cnn'"),
+        (
+            {"data": {"image_size": 16}},
+            "image_size is a setting of folder, but mnist trains",
+        ),
+        ({"data": {"name": "svhn", "shift": 1}}, "shift is a setting of .*, but mnist .* svhn"),
+        ({"data": {"generation_seed": 1}}, "generation_seed is a setting of affnist, folder, "),
     ],
 )
 def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> None:
@@ -78,6 +88,13 @@ def test_only_fields_that_decide_the_outcome_count_as_different() -> None:
     config = tiny_config()
     other = override(config, {"threads": 7, "seed": 5, "data": {"data_dir": "elsewhere"}})
     assert differing_fields(config, other) == {"seed": (0, 5)}
+
+
+def test_settings_in_the_form_of_a_config_file_are_taken() -> None:
+    config = tiny_config()
+    assert override(config, to_dict(config)) == config
+    seeded = override(config, {"evaluate_on": ["affnist"], "data": {"generation_seed": 1}})
+    assert seeded.data.generation_seed == 1
 
 
 def test_number_in_place_of_float_is_taken() -> None:

@@ -50,6 +50,12 @@ def test_multimnist_decays_ten_times_slower() -> None:
     assert slow == 10 * fast
 
 
+def test_settings_of_another_preset_are_refused() -> None:
+    assert configure("mnist", {"preset": "mnist"}).preset == "mnist"
+    with pytest.raises(ValueError, match="preset must be mnist, which is trained, got svhn"):
+        configure("mnist", {"preset": "svhn"})
+
+
 def test_unknown_preset_gets_a_suggestion() -> None:
     message = r"unknown preset 'minst'; did you mean 'mnist'\? \(capsnet list shows all\)"
     with pytest.raises(ValueError, match=message):

@@ -7,6 +7,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, make_dataclass, replace
 from json import dumps
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_type_hints
 import torch
 from cyclopts import Parameter
 
-from capsnet.data import DataConfig, list_datasets, load_split
+from capsnet.data import DataConfig, Split, list_datasets, load_split
 from capsnet.models import CapsNetConfig, CNNConfig
-from capsnet.models.weights import WEIGHTS, list_weights
+from capsnet.models.weights import WEIGHTS, list_weights, read_tensors
 from capsnet.training import (
     PRESETS,
     Preset,
@@ -30,9 +31,11 @@ from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
 from capsnet.training.checkpoint import newest_checkpoint
 from capsnet.training.config import check_count, from_dict, override, to_dict
+from capsnet.training.evaluation import check_classes
 from capsnet.training.loop import prepare
 from capsnet.training.processes import Processes, find_device
-from capsnet.training.records import CONFIG, check_run, damaged_files, read_json
+from capsnet.training.progress import choose_reporter
+from capsnet.training.records import CONFIG, RESULT, check_run, damaged_files, read_json
 
 #: Wrong examples that evaluate prints.
 MAX_SHOWN = 20
@@ -143,7 +146,7 @@ def _changes(settings: object) -> dict[str, object]:
 
 
 def train(
-    preset: str,
+    preset: Annotated[str, Parameter(help=f"One of {', '.join(PRESETS)}.")],
     *,
     out: Path | None = None,
     resume: Flag = False,
@@ -159,7 +162,7 @@ def train(
     saves and stops; --resume goes on from there, also after a crash.
 
     Args:
-        preset: What to train: mnist, multimnist, affnist, cifar10, svhn, folder, ...
+        preset: What to train; the help lists the presets as they are registered.
         out: Directory of the run; default: runs/PRESET-seedSEED.
         resume: Go on with the run that is in the directory.
         overwrite: Remove the run that is in the directory and begin anew.
@@ -183,9 +186,11 @@ def train(
         result = train_model(run_config, run, resume=resume, overwrite=overwrite)
     except TrainingStopped as stopped:
         if speaks:
-            print(f"{stopped}\ngo on with: {command}")
+            print(f"{stopped}\ngo on with: {command}", file=sys.stderr if json else sys.stdout)
         return 128 + stopped.signal_number
     except FloatingPointError as error:
+        if not speaks:
+            return 1
         raise FloatingPointError(
             f"{error}; a lower rate may help: "
             f"--learning-rate {run_config.learning_rate / 2:g} --overwrite"
@@ -244,14 +249,22 @@ def evaluate(
         data = replace(data, data_dir=data_dir)
     if num_examples is None and trained is not None:
         num_examples = trained.num_evaluated
-    examples = load_split(data, split)
-    evaluation = evaluate_models(
-        [model for model, _ in loaded],
-        examples,
-        num_examples=num_examples,
-        batch_size=batch_size,
-        device=str(find_device(device)),
-    )
+    examples = _load_examples(data, split)
+    for _, record in loaded:
+        if isinstance(names := record.get("class_names"), list):
+            check_classes(names, examples)
+    reporter = choose_reporter()
+    try:
+        evaluation = evaluate_models(
+            [model for model, _ in loaded],
+            examples,
+            num_examples=num_examples,
+            batch_size=batch_size,
+            device=str(find_device(device)),
+            watch=reporter.evaluated,
+        )
+    finally:
+        reporter.close()
     if json:
         _print_json(evaluation.to_dict())
         return 0
@@ -263,8 +276,19 @@ def evaluate(
         )
         print(f"  example {example.index:,}: {labels} taken for {predictions}")
     if evaluation.num_errors > MAX_SHOWN:
-        print(f"  and {evaluation.num_errors - MAX_SHOWN:,} more (--json lists them)")
+        num_listed = len(evaluation.wrong)
+        them = "them" if num_listed == evaluation.num_errors else f"the first {num_listed:,}"
+        print(f"  and {evaluation.num_errors - MAX_SHOWN:,} more (--json lists {them})")
     return 0
+
+
+def _load_examples(data: DataConfig, split: Literal["train", "validation", "test"]) -> Split:
+    try:
+        return load_split(data, split)
+    except (OSError, ValueError) as error:
+        if data.data_dir is None or data.data_dir.expanduser().is_dir():
+            raise
+        raise ValueError(f"{error}; --data-dir says where the data is now") from None
 
 
 def list_all(*, json: Flag = False) -> int:
@@ -273,23 +297,13 @@ def list_all(*, json: Flag = False) -> int:
     Args:
         json: Print as JSON.
     """
-    presets = [
-        {
-            "name": preset.name,
-            "summary": preset.summary,
-            "paper": preset.cell,
-            "paper_error": preset.paper_error,
-            "command": preset.command,
-            "minutes": preset.minutes,
-        }
-        for preset in PRESETS.values()
-    ]
+    weights = {name: _describe_weights(path) for name, path in list_weights().items()}
     if json:
         _print_json(
             {
-                "presets": presets,
+                "presets": [preset.to_dict() for preset in PRESETS.values()],
                 "datasets": list(list_datasets()),
-                "weights": {name: str(path) for name, path in list_weights().items()},
+                "weights": weights,
             }
         )
         return 0
@@ -299,8 +313,25 @@ def list_all(*, json: Flag = False) -> int:
         time = f"; {each.minutes} minutes on 2 cores" if each.minutes is not None else ""
         print(f"  {each.name:<17} {error:>7}  {each.summary} ({each.cell}{time})")
     print(f"\nDatasets (--dataset NAME): {', '.join(list_datasets())}")
-    print(f"Shipped weights: {', '.join(list_weights()) or 'none'}")
+    print("Shipped weights (capsnet evaluate NAME), with their test error and the paper's:")
+    for name, about in weights.items():
+        errors = (about["error_rate"], about["paper_error"])
+        own, paper = ("" if error is None else f"{error:.2%}" for error in errors)
+        print(f"  {name:<17} {own:>7} {paper:>7}  {about['dataset']}")
     return 0
+
+
+def _describe_weights(path: Path) -> dict[str, object]:
+    """A file of shipped weights, what it was measured on, and what the paper has there."""
+    record = read_tensors(path)[1]
+    metrics, preset = record.get("metrics"), PRESETS.get(str(record.get("preset")))
+    dataset, measured = next(iter(metrics.items())) if isinstance(metrics, dict) else ("", {})
+    return {
+        "file": str(path),
+        "dataset": dataset,
+        "error_rate": measured.get("error_rate"),
+        "paper_error": preset.paper_error if preset is not None else None,
+    }
 
 
 def _read_toml(path: Path) -> dict[str, object]:
@@ -314,6 +345,9 @@ def _read_toml(path: Path) -> dict[str, object]:
 def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     """Both, table by table; `above` wins."""
     merged = {**below, **above}
+    for name, other in (("steps", "epochs"), ("epochs", "steps")):
+        if name in above and other not in above:
+            merged.pop(other, None)
     for name in ("data", "model"):
         lower, upper = below.get(name, {}), above.get(name, {})
         if not isinstance(lower, Mapping) or not isinstance(upper, Mapping):
@@ -324,11 +358,13 @@ def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str
 
 def _stored_config(run: Path, preset: str, changes: Mapping[str, object]) -> TrainConfig | None:
     """The settings a run began with, changed as the command line says; None if it has none."""
-    try:
-        stored: object = read_json(run / CONFIG)
-    except (OSError, ValueError):
-        found = newest_checkpoint(run, warn=lambda text: None)
-        stored = found[1]["config"] if found is not None else None
+    stored: object = None
+    with suppress(OSError, ValueError):
+        stored = read_json(run / RESULT)["config"]
+    with suppress(OSError, ValueError):
+        stored = read_json(run / CONFIG)
+    if stored is None and (found := newest_checkpoint(run, warn=lambda text: None)) is not None:
+        stored = found[1]["config"]
     if not isinstance(stored, dict):
         return None
     config = from_dict(stored)

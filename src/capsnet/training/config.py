@@ -1,5 +1,6 @@
 """The settings of a training run, and their form as plain dictionaries (JSON, TOML)."""
 
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,16 @@ CHANGEABLE = frozenset(
         "data.data_dir",
     }
 )
+
+
+#: Settings of the data that only these datasets have a use for.
+_USED_BY = {
+    "shift": {"mnist", "fashion-mnist", "multimnist", "mnist-40", "affnist", "folder"},
+    "generation_seed": {"multimnist", "mnist-40", "affnist", "folder"},
+    "image_size": {"folder"},
+    "image_channels": {"folder"},
+    "test_fraction": {"folder"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +153,11 @@ class TrainConfig:
             raise ValueError(f"average_decay must lie in [0, 1), got {self.average_decay}")
         if not self.upper > self.lower:
             raise ValueError(f"upper must exceed lower, got {self.upper} and {self.lower}")
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be less than 2^63, got {self.seed}")
 
     @property
     def run_name(self) -> str:
@@ -179,14 +195,18 @@ def override(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
     each layer holds for all its layers.
     """
     values = dict(changes)
-    data = _make(partial(replace, config.data), DataConfig, _table(values, "data"))
+    chosen = _table(values, "data")
+    data = _make(partial(replace, config.data), DataConfig, chosen)
     table = _fit_layers(config, _table(values, "model"))
     model = _make(partial(replace, config.model), type(config.model), table)
     if values.get("steps") is not None:
         values.setdefault("epochs", None)
     if values.get("epochs") is not None:
         values.setdefault("steps", None)
-    return _make(partial(replace, config, data=data, model=model), TrainConfig, values)
+    made = _make(partial(replace, config, data=data, model=model), TrainConfig, values)
+    for name in chosen:
+        _check_used(name, made)
+    return made
 
 
 def differing_fields(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[object, object]]:
@@ -213,9 +233,23 @@ def _table(values: dict[str, object], name: str) -> dict[str, object]:
     return dict(value)
 
 
+def _check_used(name: str, config: TrainConfig) -> None:
+    """Raises a ValueError if a setting of the data would make no difference to the run."""
+    used_by = _USED_BY.get(name, {config.data.name})
+    is_default = getattr(config.data, name) == getattr(DataConfig(), name)
+    if not is_default and used_by.isdisjoint((config.data.name, *config.evaluate_on)):
+        raise ValueError(
+            f"{name} is a setting of {', '.join(sorted(used_by))}, "
+            f"but {config.preset} trains on {config.data.name}"
+        )
+
+
 def _fit_layers(config: TrainConfig, changes: Mapping[str, object]) -> dict[str, object]:
     """Changes of the model; one number becomes one for each layer where the model has several."""
     fitted = dict(changes)
+    kind = config_to_dict(config.model)["kind"]
+    if fitted.pop("kind", kind) != kind:
+        raise ValueError(f"kind of {config.preset}'s model is {kind!r}, got {changes['kind']!r}")
     other = CNNConfig if isinstance(config.model, CapsNetConfig) else CapsNetConfig
     for name, value in changes.items():
         present = getattr(config.model, name, None)

@@ -49,6 +49,17 @@ class Preset:
         """How to train it."""
         return f"capsnet train {self.name}"
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain dictionary, as `capsnet list --json` prints it."""
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "paper": self.cell,
+            "paper_error": self.paper_error,
+            "command": self.command,
+            "minutes": self.minutes,
+        }
+
 
 PRESETS: dict[str, Preset] = {}
 
@@ -81,6 +92,8 @@ def configure(name: str, changes: Mapping[str, object] | None = None) -> TrainCo
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS, hint="capsnet list shows all")
     chosen = dict(changes or {})
+    if chosen.get("preset", name) != name:
+        raise ValueError(f"preset must be {name}, which is trained, got {chosen['preset']}")
     if chosen.get("schedule") == "paper":
         chosen.setdefault("learning_rate", PAPER_RATE)
         if not {"epochs", "steps"} & set(chosen):
