@@ -8,6 +8,7 @@ import pytest
 
 from capsnet.cli import app, describe_os_error, main
 from capsnet.experiments.catalogue import EXPERIMENTS
+from capsnet.training import PRESETS
 
 
 def run(*arguments: str) -> int | str | None:
@@ -45,6 +46,15 @@ def test_help_of_reproduce_names_every_experiment(capsys: pytest.CaptureFixture[
     assert run("reproduce", "--help") == 0
     words = re.findall(r"[\w-]+", capsys.readouterr().out)
     assert set(EXPERIMENTS) <= set(words)
+
+
+def test_help_of_train_names_every_preset_and_tells_of_resuming(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("train", "--help") == 0
+    shown = capsys.readouterr().out
+    assert set(PRESETS) <= set(re.findall(r"[\w-]+", shown))
+    assert "--resume goes on from there, also after a crash" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -88,6 +98,8 @@ def test_failure_and_interruption_have_their_own_status(
         (FloatingPointError("the loss became nan"), 1),
         (KeyboardInterrupt(), 130),
         (OSError("disk\nfull"), 2),
+        (MemoryError(), 2),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), 2),
     ):
 
         def fail(*arguments: object, error: BaseException = error, **options: object) -> None:
@@ -95,7 +107,9 @@ def test_failure_and_interruption_have_their_own_status(
 
         monkeypatch.setattr("capsnet.cli.app", fail)
         assert run("list") == status
-    assert "capsnet: disk full\n" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "capsnet: disk full\n" in shown
+    assert shown.count("capsnet: there is not enough memory; smaller batches need less") == 2
 
 
 def test_reader_that_goes_away_is_no_error(

@@ -1,6 +1,8 @@
 """The command line. Commands are imported when called, so that help and mistakes answer at once."""
 
+import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -37,6 +39,9 @@ app = App(
     default_parameter=Parameter(negative_iterable=(), converter=_convert),
 )
 
+#: What PyTorch says, as a RuntimeError, when the CPU or a GPU has no memory left.
+_NO_MEMORY = re.compile("allocate memory|not enough memory|out of memory")
+
 # Command, where it is written, what it does.
 _COMMANDS = (
     ("train", "capsnet.cli.train:train", "Train a preset of the paper, or on your own images."),
@@ -61,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     keep_memory()
     tokens = sys.argv[1:] if arguments is None else list(arguments)
+    _tell_all(tokens)
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action=_as_status)
         sys.stdout.flush()
@@ -75,9 +81,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _fail(describe_os_error(error), 2)
     except ValueError as error:
         _fail(str(error), 2)
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
+            raise
+        _fail("there is not enough memory; smaller batches need less (--batch-size)", 2)
     except KeyboardInterrupt:
         _fail("interrupted", 128 + signal.SIGINT)
     sys.exit(status)
+
+
+def _tell_all(tokens: Sequence[str]) -> None:
+    """Lets a command that is asked for help show all of its docstring, not its line in the list."""
+    if len(tokens) > 1 and tokens[0] in app and {"--help", "-h"} & set(tokens):
+        command = app[tokens[0]]
+        if command.default_command is not None:
+            text = inspect.cleandoc(command.default_command.__doc__ or "").partition("\n\nArgs:")[0]
+            command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)  # the terminal's width decides
 
 
 def describe_os_error(error: OSError) -> str:
