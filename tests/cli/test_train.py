@@ -79,12 +79,13 @@ def test_wrong_examples_of_own_images_are_named_by_their_folders(
         Path("pets", name).mkdir(parents=True)
         for number in range(50):
             Image.new("L", (28, 28), level + number).save(Path("pets", name, f"{number}.png"))
-    own = ["--data-dir", "pets", "--image-size", "28", "--image-channels", "1"]
+    own = ["--data-dir", "pets"]
+    for flags, form in (([], (28, 1)), (["--image-size", "30", "--image-channels", "3"], (30, 3))):
+        assert run("train", "folder", *own, *flags, "--dry-run", *SMALL) == 0
+        config = json.loads(capsys.readouterr().out)
+        assert (config["data"]["image_size"], config["data"]["image_channels"]) == form
+        assert (config["model"]["image_height"], config["model"]["image_channels"]) == form
     assert run("train", "folder", *own, *SMALL, "--steps", "1") == 0
-    config = read_json(Path("runs/folder-seed0/config.json"))
-    assert isinstance(config["data"], dict)
-    assert isinstance(config["model"], dict)
-    assert config["data"]["image_channels"] == config["model"]["image_channels"] == 1
     capsys.readouterr()
     assert run("evaluate", "runs/folder-seed0") == 0
     first = capsys.readouterr().out.splitlines()[1]

@@ -51,6 +51,22 @@ def test_a_fraction_of_each_class_is_for_testing(animals: Path) -> None:
     assert len(seen) == 30  # every image is in just one of the two
 
 
+@pytest.mark.parametrize(
+    ("side", "mode", "shape"),
+    [(36, "L", (1, 36, 36)), (9, "1", (1, 28, 28)), (70, "RGB", (3, 48, 48))],
+)
+def test_form_of_the_images_is_found(
+    animals: Path, side: int, mode: str, shape: tuple[int, int, int]
+) -> None:
+    for number in range(40):  # more than there are of the fixture's
+        Image.new(mode, (side, 5)).save(animals / "cat" / f"more {number}.png")
+    config = DataConfig("folder", animals, image_size=None, image_channels=None)
+    assert load_split(config, "test").image_shape == shape
+    (animals / "dog" / "note.txt").write_text("woof")
+    with pytest.raises(ValueError, match=r"note.txt is no image that can be read"):
+        load_split(config, "test")
+
+
 def test_the_seed_decides_which_images_are_for_testing(animals: Path) -> None:
     def test_part(seed: int) -> list[float]:
         split = load(animals, "test", generation_seed=seed)

@@ -58,10 +58,10 @@ class DataConfig:
     """The last so many training images (MultiMNIST: digits) are the validation set instead."""
     generation_seed: int = 0
     """Decides what is made up: pairs, warps and places of digits, the test part of own images."""
-    image_size: int = 32
-    """Own images: rows and columns that they are resized to."""
-    image_channels: int = 3
-    """Own images: 3 for colour, 1 for grey."""
+    image_size: int | None = 32
+    """Own images: rows and columns that they are resized to; preset folder: 28 to 48, by them."""
+    image_channels: int | None = 3
+    """Own images: 3 for colour, 1 for grey; preset folder: as they are."""
     test_fraction: float = 0.2
     """Own images without folders train and test: the part of each class for testing."""
 
@@ -261,15 +261,22 @@ def _load_svhn(config: DataConfig, split: SplitName) -> Split:
 
 
 def _load_folder(config: DataConfig, split: SplitName) -> Split:
-    from capsnet.data.folder import list_folder, load_folder  # Pillow is needed for nothing else
+    from capsnet.data.folder import (
+        find_form,
+        list_folder,
+        load_folder,
+    )  # Pillow is needed for nothing else
 
     if config.data_dir is None:
         raise ValueError("dataset 'folder' needs data_dir, a folder with one subfolder per class")
     folder = find_data_dir(config.data_dir)
     contents = list_folder(folder, test_fraction=config.test_fraction, seed=config.generation_seed)
-    images = load_folder(
-        folder, contents, size=config.image_size, num_channels=config.image_channels
-    )
+    size, num_channels = config.image_size, config.image_channels
+    if size is None or num_channels is None:
+        found_size, found_channels = find_form(contents)
+        size = found_size if size is None else size
+        num_channels = found_channels if num_channels is None else num_channels
+    images = load_folder(folder, contents, size=size, num_channels=num_channels)
     chosen = np.flatnonzero(contents.in_test == (split == "test"))
     if split != "test":  # classes take turns at random, so that the first or last n have all
         order = np.arange(len(chosen))

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from capsnet.data.order import shuffle
 from capsnet.data.storage import find_data_dir, write_atomically
 
 _IGNORED = {"thumbs.db", "desktop.ini"}  # what file managers leave behind, besides dot files
+_GREY = {"1", "L", "LA", "La", "I", "F"}  # of Pillow's modes; a palette has colours
 _DIGEST_SIZE = 32
 _PATIENCE = 2.0  # seconds of reading without a word
 
@@ -74,6 +76,24 @@ def list_folder(folder: Path, *, test_fraction: float, seed: int) -> ImageFolder
     return _gather(
         parts, [part for part in (0, 1) for paths in parts[part].values() for _ in paths]
     )
+
+
+def find_form(contents: ImageFolder) -> tuple[int, int]:
+    """Rows and columns for a folder's images, and 1 channel if all are grey, 3 otherwise.
+
+    The size is the commonest longer side, but no less and no more than the network is made for.
+    """
+    sides: Counter[int] = Counter()
+    is_grey = True
+    for path in contents.paths:
+        try:
+            with Image.open(path) as image:  # its header alone
+                sides[max(image.size)] += 1
+                is_grey &= image.mode.partition(";")[0] in _GREY
+        except Exception as error:
+            raise ValueError(f"{path} is no image that can be read: {error}") from error
+    commonest = max(sides, key=lambda side: (sides[side], side))
+    return min(max(commonest, 28), 48), 1 if is_grey else 3
 
 
 def load_folder(

@@ -173,6 +173,24 @@ def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
     return config.epochs * steps_per_epoch
 
 
+def fit_to_images(
+    config: TrainConfig, image_shape: tuple[int, int, int], num_classes: int
+) -> TrainConfig:
+    """The settings with a model for such images, and with the form that was found for own ones."""
+    channels, height, width = image_shape
+    model = replace(
+        config.model,
+        image_channels=channels,
+        image_height=height,
+        image_width=width,
+        num_classes=num_classes,
+    )
+    data = config.data
+    if data.image_size is None or data.image_channels is None:
+        data = replace(data, image_size=height, image_channels=channels)
+    return replace(config, data=data, model=model)
+
+
 def to_dict(config: TrainConfig) -> dict[str, object]:
     """Plain dictionary of a run's settings, as `config.json` holds it."""
     plain = cast(dict[str, object], _plain(asdict(config)))

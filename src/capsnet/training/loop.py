@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -17,7 +16,7 @@ from capsnet.data.order import stream_key
 from capsnet.models import model_from_config
 from capsnet.models.weights import WEIGHTS, config_to_dict, save_weights
 from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
-from capsnet.training.config import TrainConfig, to_dict, total_steps
+from capsnet.training.config import TrainConfig, fit_to_images, to_dict, total_steps
 from capsnet.training.evaluation import Evaluation, check_classes, check_fit, evaluate
 from capsnet.training.objective import compute_losses, find_not_finite, learning_rate
 from capsnet.training.optimiser import FusedAdam
@@ -375,8 +374,9 @@ def prepare(config: TrainConfig, processes: Processes) -> Prepared:
     device = find_device(config.device, processes.local_rank)
     if config.tensorboard and processes.is_first:
         check_tensorboard()
+    split = load_split(config.data, "train")
+    config = fit_to_images(config, split.image_shape, split.num_classes)
     data = config.data
-    split = load_split(data, "train")
     # Refuses a batch that the set cannot fill or the processes cannot share out.
     iterate_batches(split, batch_size=config.batch_size, world_size=processes.world_size)
     tests = [load_split(data, "validation" if data.held_out else "test")]
@@ -385,15 +385,7 @@ def prepare(config: TrainConfig, processes: Processes) -> Prepared:
         tests.append(load_split(other, "test"))
         if (name, "test") in ((test.name, test.split) for test in tests[:-1]):
             raise ValueError(f"{name} would be evaluated twice; leave it out of evaluate_on")
-    channels, height, width = split.image_shape
-    model = replace(
-        config.model,
-        image_channels=channels,
-        image_height=height,
-        image_width=width,
-        num_classes=split.num_classes,
-    )
     for test in tests:
-        check_fit(model, test)
+        check_fit(config.model, test)
         check_classes(split.class_names, test)
-    return Prepared(replace(config, model=model), split, tests, device)
+    return Prepared(config, split, tests, device)

@@ -254,7 +254,7 @@ def folder() -> TrainConfig:
     """The MNIST network on your own images, one folder a class: --data-dir DIR."""
     return TrainConfig(
         preset="folder",
-        data=DataConfig("folder"),
+        data=DataConfig("folder", image_size=None, image_channels=None),  # by the images
         model=_capsnet("capsnet_mnist"),
         epochs=20,
     )
