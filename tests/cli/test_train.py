@@ -228,6 +228,16 @@ def test_evaluation_refuses_counts_below_one(
     assert capsys.readouterr().err == f"capsnet: {name} must be at least 1, got {number}\n"
 
 
+def test_long_evaluation_leaves_stdout_to_json(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
+    assert run("evaluate", str(finished), "--json", "--batch-size", "10") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["num_examples"] == 30
+    assert "evaluated 10 of 30 examples" in shown.err
+
+
 def flip_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
