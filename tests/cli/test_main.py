@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,9 +81,12 @@ def test_help_of_train_names_every_preset_and_tells_of_resuming(
 def test_mistake_is_answered_by_one_sentence(
     arguments: list[str],
     sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     without_annotation_checks: None,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

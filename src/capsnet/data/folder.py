@@ -87,7 +87,8 @@ def find_form(contents: ImageFolder) -> tuple[int, int]:
     is_grey = True
     for path in contents.paths:
         try:
-            with Image.open(path) as image:  # its header alone
+            # Its header alone.
+            with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
                 sides[max(image.size)] += 1
                 is_grey &= image.mode.partition(";")[0] in _GREY
         except Exception as error:
