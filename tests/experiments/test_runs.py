@@ -2,9 +2,22 @@ from pathlib import Path
 
 import pytest
 from made_up_runs import TINY, write_run
+from shipped import require_weights
+from torch import Tensor
 
 from capsnet.experiments.catalogue import find_experiment, reproduce
-from capsnet.experiments.runs import Found, Need, Options, gather
+from capsnet.experiments.iterations import routing_convergence
+from capsnet.experiments.runs import (
+    Found,
+    Need,
+    Options,
+    _settings,
+    describe_difference,
+    gather,
+    open_source,
+)
+from capsnet.experiments.tables import describe_budget
+from capsnet.models import CapsNet
 from capsnet.training.records import read_json
 
 
@@ -112,6 +125,86 @@ def test_the_paper_s_table_1_is_as_printed() -> None:
         "MultiMNIST: CapsNet, 1 iteration, reconstruction": (0.075, None),
         "MultiMNIST: CapsNet, 3 iterations, reconstruction": (0.052, None),
     }
+
+
+def test_shipped_weights_count_only_where_a_run_of_theirs_would(tmp_path: Path) -> None:
+    require_weights("mnist", "multimnist")
+    pairs = find_experiment("fig5").needs
+    with pytest.raises(ValueError, match="there is no finished run of multimnist in"):
+        look(tmp_path, *pairs)  # shipped is a narrow network
+    digits = find_experiment("fig4").needs
+    assert sources(look(tmp_path, *digits), "capsnet") == ["mnist"]
+    with pytest.raises(ValueError, match="there is no finished run of mnist in"):
+        look(tmp_path, *digits, epochs=9)
+    # As many images as 8 epochs of 468 batches of 128 are fewer steps of larger batches.
+    write_run(tmp_path / "large", "mnist", error=0.1, steps=1000, changes={"batch_size": 512})
+    assert sources(look(tmp_path, *digits), "capsnet") == ["large"]
+
+
+def test_weights_by_name_are_taken_and_their_difference_is_noted(tmp_path: Path) -> None:
+    require_weights("multimnist")
+    [need] = find_experiment("fig5").needs
+    [run] = look(tmp_path, need, weights=("multimnist",))["capsnet"]
+    note = describe_difference(run, need)
+    assert note is not None
+    assert note.startswith("multimnist is not the network of the preset multimnist: ")
+    assert "conv_channels 128 instead of 256, primary_types 16 instead of 32." in note
+    narrow = write_run(
+        tmp_path / "a", "mnist", error=0.1, changes={"model": TINY}, with_weights=True
+    )
+    options = Options(weights=(str(narrow),), out=tmp_path, num_examples=150)
+    done = reproduce("figA1", options)
+    notes = done.record["notes"]
+    assert isinstance(notes, list)
+    assert "conv_channels 4 instead of 256" in notes[-1]
+
+
+def test_routing_is_measured_on_as_many_examples_as_are_asked_for_and_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "a", "mnist", error=0.1, changes={"model": TINY}, with_weights=True)
+    found = {"capsnet": [open_source(str(run))]}
+    seen: list[int] = []
+
+    def changes(model: CapsNet, images: Tensor) -> dict[str, list[float]]:
+        seen.append(len(images))
+        return {"logits": [float(len(images))] * 10, "coupling": [0.0] * 10}
+
+    monkeypatch.setattr("capsnet.experiments.iterations.routing_changes", changes)
+    outcome = routing_convergence(found, Options(num_examples=150))
+    assert seen == [100, 50]
+    assert outcome.rows[0].num_examples == 150
+    assert outcome.rows[0].mean == pytest.approx((100 * 100 + 50 * 50) / 150)
+    routing_convergence(found, Options(num_examples=10_050))
+    assert sum(seen) == 150 + 10_000
+
+
+def test_claims_without_a_run_of_mnist_leave_its_rows_empty(tmp_path: Path) -> None:
+    for preset, error in (("mnist-r1", 0.004), ("mnist-r1-norecon", 0.006)):
+        write_run(tmp_path / "runs" / preset, preset, error=error)
+    done = reproduce("claims", Options(runs=tmp_path / "runs", out=tmp_path, train=False))
+    rows = done.record["rows"]
+    assert isinstance(rows, list)
+    assert [row["mean"] for row in rows] == [None] * 3 + [pytest.approx(-0.002)] + [None] * 3
+
+
+def test_networks_of_unknown_length_have_a_budget_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", "mnist", error=0.1, with_weights=True)
+    (run / "result.json").unlink()
+    found = {"mnist": [open_source(str(run))]}
+    assert describe_budget(found) == "Up to 1 trial of unknown length"
+
+
+def test_table_1_keeps_the_course_of_training_and_fig_a1_needs_it(tmp_path: Path) -> None:
+    [table] = [need for need in find_experiment("table1").needs if need.preset == "mnist"]
+    [figure] = find_experiment("figA1").needs
+    write_run(tmp_path / "a", "mnist", error=0.1)
+    assert sources(look(tmp_path, table), "mnist") == ["a"]
+    with pytest.raises(ValueError, match="there is no finished run of mnist in"):
+        look(tmp_path, figure)
+    write_run(tmp_path / "b", "mnist", error=0.1, changes={"evaluate_every": 1})
+    assert sources(look(tmp_path, figure), "capsnet") == ["b"]
+    assert _settings(table, Options(), {}).evaluate_every == 1
 
 
 def test_weights_must_be_as_many_as_the_networks(tmp_path: Path) -> None:

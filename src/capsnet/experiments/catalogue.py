@@ -10,7 +10,7 @@ import torch
 from capsnet.checks import unknown_name
 from capsnet.experiments import claims, digits, iterations, overlap, tables
 from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
-from capsnet.experiments.runs import Found, Need, Options, Say, gather
+from capsnet.experiments.runs import Found, Need, Options, Say, describe_difference, gather
 from capsnet.training import configure
 from capsnet.training.progress import Reporter
 from capsnet.training.records import describe_environment, write_json
@@ -180,7 +180,7 @@ def reproduce(
         "title": experiment.title,
         "quick": options.quick,
         "rows": [row.to_dict() for row in outcome.rows],
-        "notes": list(outcome.notes),
+        "notes": [*outcome.notes, *_differences(experiment, found, options)],
         "data": list(outcome.data),
         "runs": [run.to_dict(role) for role, run in trained],
         "training_seconds": sum(run.seconds or 0 for _, run in trained),
@@ -205,6 +205,14 @@ def _check_data(experiment: Experiment, found: Found) -> None:
                     f"{experiment.name} needs a network trained on {wanted}, "
                     f"but {run.source} was trained on {run.config.data.name}"
                 )
+
+
+def _differences(experiment: Experiment, found: Found, options: Options) -> list[str]:
+    """Notes on networks that a user gave and that are not those of the presets."""
+    if not options.weights or options.quick:
+        return []
+    pairs = [(run, need) for need in experiment.needs for run in found[need.role]]
+    return [note for run, need in pairs if (note := describe_difference(run, need))]
 
 
 def _inputs(found: Found, options: Options) -> dict[str, object]:

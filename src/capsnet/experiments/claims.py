@@ -1,6 +1,6 @@
 """The claims around the tables: iterations, reconstruction, priors, the dimension of width."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,7 +67,41 @@ def measure_claims(found: Found, options: Options) -> Outcome:
         errors = [list_errors(each, find_dataset(first)) for each in runs]
         change = [float(np.mean(errors[0]) - np.mean(errors[1]))] if all(errors) else []
         rows.append(fill(row, change, runs[0]))
-    trained = found["mnist"][0]
+    widths = _measure_widths(found["mnist"][0], options) if found["mnist"] else _NO_WIDTHS
+    rows += widths.rows
+    caption = figures.Caption(
+        "§5  What routing, reconstruction and one dimension do",
+        f"{describe_budget(found)}. Left of zero: the first of the two makes fewer errors.",
+        options.quick,
+    )
+    dots = [
+        replace(make_dot(row), label=wrap(label))
+        for row, (label, *_) in zip(rows, _DIFFERENCES, strict=False)
+    ]
+    return Outcome(
+        rows=tuple(rows),
+        pictures={"": lambda path: plots.draw_claims(caption, dots, widths.curves, path)},
+        data=list_origins(found),
+        notes=(
+            "A natural deviation is the standard deviation of width over test digits of a class.",
+        ),
+        details=widths.details,
+    )
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """Which dimension follows the width of each digit: rows, curves and further numbers."""
+
+    rows: tuple[Row, ...]
+    curves: tuple[plots.Curve, ...]
+    details: dict[str, object]
+
+
+_NO_WIDTHS = _Widths(CLAIMS[-2:], (), {})
+
+
+def _measure_widths(trained: Trained, options: Options) -> _Widths:
     split = load_test(trained, options, "mnist")
     model = open_capsnet(trained, split)
     correct, _ = find_examples(model, split, trained, num_wrong=0)
@@ -75,10 +109,8 @@ def measure_claims(found: Found, options: Options) -> Outcome:
     width = PROPERTIES.index("width")
     widest = turned.effects[:, :, width].abs().max(dim=1)  # (K,)
     num_wide = float((widest.values >= 1).sum())
-    count = max(300, options.examples(2000))  # some of every class
-    correlations = _width_correlations(found["mnist"][0], options, count)
-    rows.append(fill(CLAIMS[-2], [num_wide], [trained]))
-    rows.append(fill(CLAIMS[-1], [float(np.mean(correlations))], [trained], num_examples=count))
+    count = min(max(300, options.examples(2000)), len(split))  # some of every class
+    correlations = _width_correlations(trained, options, count)
     deviations = natural_deviations(split, torch.arange(split.num_classes))[:, width]
     colors = ("#1f5a96", "#d9730d", "#2e8b57", "#c8102e", "#7b4ea3",
               "#8c564b", "#d16ba5", "#6b6b6b", "#a8a300", "#17a2b8")  # fmt: skip
@@ -91,22 +123,12 @@ def measure_claims(found: Found, options: Options) -> Outcome:
                 f"{digit} (dim {dim})", OFFSETS, (widths - widths[5]).tolist(), colors[digit % 10]
             )
         )
-    caption = figures.Caption(
-        "§5  What routing, reconstruction and one dimension do",
-        f"{describe_budget(found)}. Left of zero: the first of the two makes fewer errors.",
-        options.quick,
-    )
-    dots = [
-        replace(make_dot(row), label=wrap(label))
-        for row, (label, *_) in zip(rows, _DIFFERENCES, strict=False)
-    ]
-    return Outcome(
-        rows=tuple(rows),
-        pictures={"": lambda path: plots.draw_claims(caption, dots, curves, path)},
-        data=list_origins(found),
-        notes=(
-            "A natural deviation is the standard deviation of width over test digits of a class.",
+    return _Widths(
+        rows=(
+            fill(CLAIMS[-2], [num_wide], [trained]),
+            fill(CLAIMS[-1], [float(np.mean(correlations))], [trained], num_examples=count),
         ),
+        curves=tuple(curves),
         details={"correlations": correlations, "dimensions": widest.indices.tolist()},
     )
 

@@ -10,7 +10,7 @@ from capsnet.experiments.trained import Trained
 from capsnet.models import CapsNet
 from capsnet.training.evaluation import check_models, routing_changes
 
-FIGA1_NEEDS = (Need("capsnet", "mnist", curve=True),)
+FIGA1_NEEDS = (Need("capsnet", "mnist", curve="needed"),)
 FIGA1 = (
     Row("mean change of a routing logit in the 2nd iteration", paper=0.007, unit=""),
     Row("mean change of a routing logit in the 5th iteration", paper=1e-5, unit=""),
@@ -36,13 +36,12 @@ def routing_convergence(found: Found, options: Options) -> Outcome:
     if not isinstance(model, CapsNet):
         raise ValueError(f"{trained.source} has no capsules, whose routing is to be shown")
     check_models([model], split)
-    count = options.examples(1000)
-    parts = [
-        routing_changes(model, split.test_batch(np.arange(start, start + 100)).images)
-        for start in range(0, max(100, count), 100)
-    ]
+    count = min(options.examples(1000), len(split))
+    batches = np.split(np.arange(count), range(100, count, 100))
+    parts = [routing_changes(model, split.test_batch(batch).images) for batch in batches]
+    sizes = [len(batch) for batch in batches]
     final = {
-        kind: np.mean([part[kind] for part in parts], axis=0).tolist()
+        kind: np.average([part[kind] for part in parts], axis=0, weights=sizes).tolist()
         for kind in ("logits", "coupling")
     }
     during = _changes_in_training(trained)
@@ -54,7 +53,7 @@ def routing_convergence(found: Found, options: Options) -> Outcome:
     )
     over_training = [
         plots.Curve(
-            f"iteration {place + 1}",
+            str(place + 1),
             [float(step) for step, _ in during],
             [changes["logits"][place] for _, changes in during],
             _COLORS[place],
@@ -67,11 +66,11 @@ def routing_convergence(found: Found, options: Options) -> Outcome:
     at_end = [
         plots.Curve("logits b", numbers, final["logits"], figures.BLUE, "o"),
         plots.Curve("coupling c", numbers, final["coupling"], figures.ORANGE, "s"),
-        plots.Curve("paper, logits", [2.0, 5.0], [0.007, 1e-5], figures.GREY, "x"),
+        plots.Curve("paper, b", [2.0, 5.0], [0.007, 1e-5], figures.GREY, "x"),
     ]
     panels = [
         ("(a) During training", "steps of training", "mean |change of b|", over_training, False),
-        ("(b) At the end, on a log scale", "routing iteration", "mean |change|", at_end, True),
+        ("(b) At the end", "routing iteration", "mean |change|", at_end, True),
     ]
     notes = [
         "By Procedure 1 a logit changes by the agreement of vote and output, which does not vanish "

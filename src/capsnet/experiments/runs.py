@@ -1,10 +1,11 @@
 """The trained networks that an experiment needs: found among finished runs, shipped, or trained."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
+from typing import Literal
 
 from capsnet.data import DataConfig
 from capsnet.experiments.trained import Trained
@@ -47,10 +48,10 @@ class Need:
     """How many are trained, with seeds 0, 1, 2, ..., unless the user says otherwise."""
 
     shipped: str | None = None
-    """Name of shipped weights that will do where there is no run."""
+    """Name of shipped weights, which count as a run does."""
 
-    curve: bool = False
-    """Whether evaluations in the course of training are needed."""
+    curve: Literal["", "kept", "needed"] = ""
+    """Evaluations in the course of training: kept where it is trained, or needed of any run."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +124,18 @@ Found = dict[str, list[Trained]]
 def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter | None) -> Found:
     """The networks that an experiment needs, by role; trains what is not there if it may.
 
-    Of several finished runs of a preset those with most images seen are taken, all trials with
-    the same settings. No test error is ever looked at for it.
+    Of several finished runs of a preset, shipped weights among them, those with most images seen
+    are taken, all trials with the same settings. No test error is ever looked at for it.
     """
     if options.weights:
         return _assign(needs, options)
     found: Found = {}
     for need in needs:
         wanted = _settings(need, options, found)
-        runs = _choose(finished_runs(options.runs_folder, say), wanted, need, options)
-        if need.shipped in list_weights() and not options.quick:
-            shipped = open_source(str(need.shipped))
-            if not runs or (shipped.steps or 0) > (runs[0].steps or 0):
-                runs = [shipped]
+        finished = list(finished_runs(options.runs_folder, say))
+        if need.shipped in list_weights():
+            finished.append(open_source(str(need.shipped)))
+        runs = _choose(finished, wanted, need, options)
         if options.train:
             settings = (runs[0].config if runs else None) or wanted
             num_missing = max(0, _num_trials(need, options) - len(runs))
@@ -236,7 +236,7 @@ def _num_trials(need: Need, options: Options) -> int:
 
 
 def _choose(
-    runs: Iterator[Trained], wanted: TrainConfig, need: Need, options: Options
+    runs: Iterable[Trained], wanted: TrainConfig, need: Need, options: Options
 ) -> list[Trained]:
     """The finished runs of the wanted network: the longest settings, each seed once."""
     groups: dict[str, dict[int, Trained]] = {}
@@ -258,20 +258,35 @@ def _choose(
     return [longest[seed] for seed in sorted(longest)]
 
 
+def describe_difference(run: Trained, need: Need) -> str | None:
+    """One sentence on how a network differs from the preset's, if it does."""
+    preset = configure(need.preset, need.changes)
+    differing = differing_fields(run.config or preset, preset)
+    parts = [
+        f"{name.removeprefix('model.')} {ours} instead of {theirs}"
+        for name, (ours, theirs) in differing.items()
+        if name.startswith("model.") and _is_decisive(name)
+    ]
+    if not parts:
+        return None
+    return f"{run.source} is not the network of the preset {need.preset}: {', '.join(parts)}."
+
+
+def _is_decisive(name: str) -> bool:
+    """Whether a setting makes it another network or other data."""
+    part, _, setting = name.partition(".")
+    return part in ("preset", "data", "model") and setting not in _FREE_MODEL_SETTINGS
+
+
 def _fits(config: TrainConfig, wanted: TrainConfig, need: Need, options: Options) -> bool:
     """Whether a run is of the wanted network and data, and as long as the user says."""
     differing = set(differing_fields(replace(config, seed=0), replace(wanted, seed=0)))
-    decisive = {
-        name
-        for name in differing
-        if name.partition(".")[0] in ("preset", "data", "model")
-        and name.removeprefix("model.") not in _FREE_MODEL_SETTINGS
-    }
+    decisive = {name for name in differing if _is_decisive(name)}
     if need.like is not None or options.quick:
         decisive |= differing - {"evaluate_every", "evaluate_on", "num_evaluated", "log_every"}
     if options.epochs is not None or options.steps is not None:
         decisive |= differing & {"epochs", "steps"}
-    if need.curve and not config.evaluate_every:
+    if need.curve == "needed" and not config.evaluate_every:
         decisive.add("evaluate_every")
     return not decisive
 
