@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from capsnet.experiments.benchmark import measure, measure_tensors
 from capsnet.experiments.figures import BLUE, GREY, SMALL, Canvas, Caption
@@ -155,7 +155,6 @@ def draw_growth(record: Mapping[str, object], path: Path) -> None:
             )
             axes.set_xticks(row["sizes"], [str(size) for size in row["sizes"]], fontsize=SMALL)
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_minor_formatter(NullFormatter())
     canvas.save(path)
 
 

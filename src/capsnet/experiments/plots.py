@@ -118,6 +118,7 @@ def add_legend(axes: Axes, *, above: bool = False) -> None:
         loc="lower right" if above else "best",
         ncols=len(unique) if above else 1,
         handlelength=1.2,
+        columnspacing=1.2,
     )
     if above:
         legend.set_bbox_to_anchor((1.02, 0.97), transform=axes.transAxes)
@@ -213,7 +214,7 @@ def draw_curve_panels(
                 ha="center", fontsize=NORMAL, color=GREY,
             )  # fmt: skip
         elif len(curves) > 1:
-            add_legend(axes)
+            add_legend(axes, above=bool(title))
     canvas.save(path)
 
 
@@ -274,7 +275,8 @@ def draw_claims(caption: Caption, dots: Sequence[Dot], curves: Sequence[Curve], 
         ylabel="width, natural deviations",
         title="The dimension of each digit's width",
     )
-    axes.legend(
-        fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.2
-    )
+    if curves:
+        axes.legend(
+            fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2
+        )
     canvas.save(path)
