@@ -116,7 +116,10 @@ def _stored_plainly(model: Model) -> Model:
 def _require_onnx() -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"export to ONNX needs {name}: pip install 'capsnet[export]'")
+            raise ValueError(
+                f"export to ONNX needs {name}: pip install '.[export]' in a checkout, "
+                "'capsnet[export]' from an index"
+            )
 
 
 def _write_onnx(
