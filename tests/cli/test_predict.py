@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,20 @@ def test_reconstructions_are_written_beside_what_was_seen(
     ]
     with Image.open(out / "00000-a.png") as picture:
         assert picture.size == (56, 28)
+
+
+def test_files_may_be_large_and_named_by_any_bytes(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = Image.new("L", (5000, 5100), 255)
+    image.paste(0, (2000, 900, 2400, 4000))
+    image.save(tmp_path / os.fsdecode(b"large \xff.png"))
+    assert run(tmp_path, "--weights", weights) == 0
+    assert "large \\udcff.png: n" in capsys.readouterr().out
+    assert run(tmp_path, "--weights", weights, "--json") == 0
+    [answer] = json.loads(capsys.readouterr().out)
+    assert answer["file"].endswith("large \udcff.png")
+    assert answer["polarity"] == "dark on light"
 
 
 def test_baselines_answer_with_probabilities(

@@ -47,6 +47,26 @@ def test_low_contrast_is_stretched() -> None:
     assert_allclose(faint.pixels, prepare_image(stroke(), DIGIT).pixels, atol=0.01)
 
 
+@pytest.mark.parametrize(("ground", "ink"), [(230, 26), (90, 235)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_uneven_light_changes_nothing(ground: int, ink: int, axis: int) -> None:
+    page = np.asarray(stroke(ground=ground, ink=ink), dtype=np.float64)
+    light = np.linspace(1, 0.5, page.shape[axis])
+    shaded = page * np.expand_dims(light, 1 - axis)
+    prepared = prepare_image(Image.fromarray(shaded.round().astype(np.uint8)), DIGIT)
+    even = prepare_image(stroke(ground=ground, ink=ink), DIGIT)
+    assert prepared.polarity == even.polarity
+    assert np.abs(prepared.pixels - even.pixels).mean() < 0.03
+
+
+def test_ink_at_the_border_does_not_tilt_the_ground() -> None:
+    page = stroke()
+    cut = page.crop((page.width // 3, 0, page.width, page.height))  # the stroke is the left edge
+    alone = Image.new("L", page.size)
+    alone.paste(cut, (20, 0))
+    assert_array_equal(prepare_image(cut, DIGIT).pixels, prepare_image(alone, DIGIT).pixels)
+
+
 def test_a_blank_page_is_black() -> None:
     assert prepare_image(Image.new("L", (50, 40), 200), DIGIT).pixels.max() == 0
 
@@ -100,6 +120,12 @@ def test_every_mode_gives_the_same_digit(mode: str) -> None:
     )
 
 
+def test_floats_from_0_to_1_are_intensities() -> None:
+    image = Image.fromarray(np.asarray(stroke(), dtype=np.float32) / 255)
+    assert image.mode == "F"
+    assert_array_equal(prepare_image(image, DIGIT).pixels, prepare_image(stroke(), DIGIT).pixels)
+
+
 @pytest.mark.parametrize(("ink", "polarity"), [(0, "dark on light"), (255, "light on dark")])
 def test_ink_on_a_transparent_page_is_seen(ink: int, polarity: str) -> None:
     image = Image.new("LA", (90, 60), (ink, 0))
@@ -136,6 +162,10 @@ def test_nothing_but_images_of_a_bounded_size_is_opened() -> None:
     with pytest.raises(ValueError, match="at most 4096×4096"):
         open_image(encode(Image.new("1", (20_000, 20_000))))
     assert open_image(encode(Image.new("1", (MAX_SIDE, 3)))).size == (MAX_SIDE, 3)
+    large = open_image(encode(Image.new("1", (10_000, 10_000))), max_side=None)
+    assert large.size == (10_000, 10_000)
+    with pytest.raises(ValueError, match="at most 178,956,970 pixels"):
+        open_image(encode(Image.new("1", (20_000, 20_000))), max_side=None)
     with pytest.raises(ValueError, match="must be one of PNG"):
         open_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
 

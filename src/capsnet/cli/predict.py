@@ -54,6 +54,8 @@ def predict(
     if json and format not in (None, "json"):
         raise ValueError(f"--json and --format {format} contradict each other")
     form = "json" if json else format or "text"
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     complaints: list[str] = []
 
     def complain(sentence: str) -> None:
@@ -118,7 +120,7 @@ def _prepare(
             size = path.stat().st_size
             if size > MAX_BYTES:
                 raise ValueError(f"a file must have at most {MAX_BYTES} bytes, got {size}")
-            yield path, network.prepare(open_image(path.read_bytes()))
+            yield path, network.prepare(open_image(path.read_bytes(), max_side=None))
         except OSError as error:
             complain(describe_os_error(error))
         except ValueError as error:

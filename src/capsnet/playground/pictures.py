@@ -18,7 +18,9 @@ from capsnet.data.folder import as_bytes
 Polarity = Literal["light on dark", "dark on light"]
 
 MAX_SIDE = 4096
-"""Most rows or columns of an image."""
+"""Most rows or columns of an image, unless the caller allows more."""
+MAX_PIXELS = 178_956_970
+"""Most pixels that Pillow opens by itself; no caller allows more."""
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 """What is opened: plain pictures, no document formats that run other programs."""
 
@@ -40,24 +42,28 @@ class Prepared:
     """How the digit stood out before it was made light on dark; None where that plays no part."""
 
 
-def open_image(content: bytes) -> Image.Image:
-    """Returns the first picture of a file, turned upright; a ValueError says why it cannot be."""
+def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Image:
+    """Returns the first picture of a file, turned upright; a ValueError says why it cannot be.
+
+    Args:
+        content: The file.
+        max_side: Most rows or columns; None leaves it at `MAX_PIXELS`.
+    """
+    limit = f"{MAX_PIXELS:,}" if max_side is None else f"{max_side}×{max_side}"
     try:
         with warnings.catch_warnings():
             # Too many pixels are refused below, before any is decoded; odd metadata is no matter.
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             width, height = image.size
-            if max(width, height) > MAX_SIDE:
-                raise ValueError(
-                    f"an image must have at most {MAX_SIDE}×{MAX_SIDE} pixels, got {width}×{height}"
-                )
+            if max_side is not None and max(width, height) > max_side:
+                raise ValueError(f"an image must have at most {limit} pixels, got {width}×{height}")
             image.load()
             return ImageOps.exif_transpose(image)
     except UnidentifiedImageError:
         raise ValueError(f"an image must be one of {', '.join(FORMATS)}; this is none") from None
     except Image.DecompressionBombError:
-        raise ValueError(f"an image must have at most {MAX_SIDE}×{MAX_SIDE} pixels") from None
+        raise ValueError(f"an image must have at most {limit} pixels") from None
     except ValueError:
         raise
     except Exception as error:  # PIL's decoders raise what they like on damaged files
@@ -90,7 +96,8 @@ def prepare_image(
         levels = np.asarray(scaled, dtype=np.float32).reshape(height, width, channels)
         return Prepared(levels.transpose(2, 0, 1) / np.float32(255), None)
     flat = _flatten(image, ground=None)
-    grey = np.asarray(flat.convert("L"), dtype=np.float32) / 255
+    small = flat.convert("L").reduce(-(-max(flat.size) // MAX_SIDE))
+    grey = np.asarray(small, dtype=np.float32) / 255
     ink, polarity = _find_ink(grey)
     # An image of the network's size, as a dataset's own are, stays as it is unless it is faint.
     digit_pixels = ink if grey.shape == (height, width) else fit_digit(ink)
@@ -171,8 +178,7 @@ def _flatten(image: Image.Image, *, ground: str | None) -> Image.Image:
 
 def _find_ink(grey: Float32[np.ndarray, "h w"]) -> tuple[Float32[np.ndarray, "h w"], Polarity]:
     """How far each pixel stands out from the ground, which is what the border shows."""
-    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    ground = np.median(border)
+    ground = _find_ground(grey)
     lighter, darker = np.clip(grey - ground, 0, None), np.clip(ground - grey, 0, None)
     is_light = lighter.sum() >= darker.sum()
     ink = lighter if is_light else darker
@@ -182,6 +188,24 @@ def _find_ink(grey: Float32[np.ndarray, "h w"]) -> tuple[Float32[np.ndarray, "h 
     elif strongest < FAINT:
         ink = ink / strongest
     return ink, "light on dark" if is_light else "dark on light"
+
+
+def _find_ground(grey: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
+    """One level, or a plane through the border's where light falls unevenly on the page."""
+    height, width = (np.linspace(-1, 1, side, dtype=np.float32) for side in grey.shape)
+    down, right = np.broadcast_arrays(height[:, None], width)  # (h, w) each
+    border, rows, columns = (
+        np.concatenate([field[0], field[-1], field[:, 0], field[:, -1]])
+        for field in (grey, down, right)
+    )
+    terms = np.stack([np.ones_like(rows), rows, columns], axis=1)  # (border, 3)
+    plane = np.linalg.lstsq(terms, border)[0]
+    level = np.median(border)
+    # Ink on the border and noise tilt a plane, too, but do not make it fit much better.
+    if np.median(np.abs(border - terms @ plane)) >= np.median(np.abs(border - level)) / 2:
+        return np.full_like(grey, level)
+    tilted: Float32[np.ndarray, "h w"] = plane[0] + plane[1] * down + plane[2] * right
+    return tilted
 
 
 def _frame(
