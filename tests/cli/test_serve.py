@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx2
@@ -30,8 +31,11 @@ def fail(*arguments: object) -> int:
     return int(exit_status.value.code or 0)
 
 
-def test_it_serves_the_given_weights_first_until_interrupted(weights: Path) -> None:
-    command = [sys.executable, "-m", "capsnet", "serve", "--port", "0", "--weights", str(weights)]
+def test_it_serves_the_given_weights_first_until_interrupted(weights: Path, tmp_path: Path) -> None:
+    other = tmp_path / "mnist.safetensors"  # takes the place of the shipped one of that name
+    save_weights(other, CapsNet(SMALL), {})
+    command = [sys.executable, "-m", "capsnet", "serve", "--port", "0"]
+    command += ["--weights", str(weights), "--weights", str(other)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -39,11 +43,18 @@ def test_it_serves_the_given_weights_first_until_interrupted(weights: Path) -> N
         assert found, said
         with httpx2.Client(base_url=found[0]) as client:
             listed = client.get("api/weights").json()["weights"]
-            assert listed[0]["name"] == "mine"
+            assert [each["name"] for each in listed[:2]] == ["mine", "mnist"]
+            assert listed[1]["capsule_dim"] == SMALL.output_dim
+            assert len({each["name"] for each in listed}) == len(listed)
             assert client.get("").status_code == 200
             assert client.get("", headers={"Host": "evil.example"}).status_code == 400
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) in (0, 130, -signal.SIGINT)
+        port = int(found[0].rstrip("/").rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            head = "POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{"
+            connection.sendall(head.encode())  # the rest never comes
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) in (0, 130, -signal.SIGINT)
 
 
 def test_each_mistake_is_one_sentence(
@@ -69,4 +80,7 @@ def test_each_mistake_is_one_sentence(
     assert "there are no weights to show" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert fail("--weights", weights) == 2
-    assert "pip install 'capsnet[playground]'" in capsys.readouterr().err
+    assert (
+        "pip install '.[playground]' in a checkout, 'capsnet[playground]' from"
+        in capsys.readouterr().err
+    )

@@ -1,5 +1,7 @@
 """The engine says exactly what the networks compute, and refuses what they cannot."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from numpy.testing import assert_array_equal
 from torch import Tensor
 from torch.testing import assert_close
 
+from capsnet import CapsNet
 from capsnet.playground.engine import Engine
 from capsnet.playground.networks import Weights
 
@@ -134,6 +137,14 @@ def test_without_a_decoder_there_is_no_reconstruction(engine: Engine, image: np.
         engine.reconstruct("blind", torch.zeros(6), number=1)
 
 
+def test_a_network_routes_as_often_as_it_was_trained_to(engine: Engine, image: np.ndarray) -> None:
+    config = replace(engine.find("digit").capsules.config, num_iterations=12)
+    engine = Engine([Weights("long", CapsNet(config).eval(), {})])
+    assert len(engine.route("long", image).iterations) == 12
+    with pytest.raises(ValueError, match="num_iterations must be 1 to 10, got 12"):
+        engine.route("long", image, num_iterations=12)
+
+
 def test_each_mistake_is_named(engine: Engine, image: np.ndarray) -> None:
     with pytest.raises(ValueError, match="at least one set of weights"):
         Engine([])
@@ -151,3 +162,7 @@ def test_each_mistake_is_named(engine: Engine, image: np.ndarray) -> None:
         engine.perturb("digit", torch.zeros(6), number=0, dimensions=(6,), offsets=(0.0,))
     with pytest.raises(ValueError, match="needs images of shape"):
         engine.route("pair", image)
+    single = replace(engine.find("digit").capsules.config, num_classes=1)
+    alone = Engine([Weights("alone", CapsNet(single).eval(), {})])
+    with pytest.raises(ValueError, match="2 digits need as many classes, got 1"):
+        alone.segment("alone", [image[0]] * 2, shifts=[(0, 0)] * 2)

@@ -3,18 +3,22 @@
 import base64
 import io
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import httpx2
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from capsnet import CapsNet, CapsNetConfig
 from capsnet.playground import limits
 from capsnet.playground.networks import Weights
 from capsnet.playground.server import create_app
@@ -25,6 +29,18 @@ GOOD = {"weights": "digit", "image": {"test": 5}}
 @pytest.fixture(scope="module")
 def client(small: list[Weights]) -> Iterator[TestClient]:
     with TestClient(create_app(small), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[TestClient]:
+    """Networks of other sizes, classes and data."""
+    torch.manual_seed(8)
+    networks = [
+        Weights(name, CapsNet(config).eval(), {"config": {"data": {"name": data}}} if data else {})
+        for name, (config, data) in ODD.items()
+    ]
+    with TestClient(create_app(networks), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -92,6 +108,44 @@ def test_colour_networks_and_networks_without_decoder_answer(client: TestClient)
     assert client.post("/api/predict", json=body).json()["input"]["channels"] == 3
     said = client.post("/api/predict", json={**GOOD, "weights": "blind"}).json()
     assert said["reconstruction"] is None
+
+
+SMALL = CapsNetConfig(conv_channels=4, primary_types=3, primary_dim=5, output_dim=6)
+ODD = {
+    "tiny": (replace(SMALL, image_height=20, image_width=23), "mnist"),
+    "clothes": (SMALL, "fashion-mnist"),
+    "two": (replace(SMALL, num_classes=2), "mnist"),
+    "layers": (replace(SMALL, image_channels=5), None),
+}
+
+
+@pytest.mark.parametrize(("name", "label"), [("tiny", 1), ("clothes", None), ("two", 1)])
+def test_a_test_digit_fits_every_network_and_has_a_label_where_it_sees_digits(
+    odd: TestClient, name: str, label: int | None
+) -> None:
+    body = {"weights": name, "image": {"test": 5}}
+    said = odd.post("/api/predict", json=body).json()
+    assert said["label"] == odd.post("/api/route", json=body).json()["label"] == label
+    config, _ = ODD[name]
+    assert (said["input"]["height"], said["input"]["width"]) == config.image_shape[1:]
+    digits = [{"image": {"test": 0}}, {"image": {"test": 2}}]  # 7 and 1
+    if name != "tiny":
+        parted = odd.post("/api/segment", json={"weights": name, "digits": digits}).json()
+        assert parted["labels"] == ([None, None] if label is None else [7, 1])
+    assert odd.post("/api/predict", json=body | {"image": {"test": 0}}).json()["label"] in (
+        (None,) if name != "tiny" else (7,)
+    )
+
+
+def test_networks_of_many_channels_answer(odd: TestClient) -> None:
+    said = odd.post("/api/predict", json={"weights": "layers", "image": {"test": 5}}).json()
+    assert said["input"]["channels"] == 5
+    again = odd.post(
+        "/api/predict", json={"weights": "layers", "image": {"picture": said["input"]}}
+    )
+    assert again.json()["lengths"] == pytest.approx(said["lengths"], abs=1e-3)
+    listed = odd.get("/api/weights").json()["weights"]
+    assert [each["digits"] for each in listed] == [True, False, True, False]
 
 
 def test_the_page_and_its_documentation_come_from_here(client: TestClient) -> None:
@@ -166,6 +220,15 @@ def test_garbage_is_said_not_to_be_json(client: TestClient) -> None:
     assert answer.json() == {"error": "the body of a request must be JSON"}
     empty = client.post("/api/predict", headers=headers)
     assert empty.json() == {"error": "the body: Field required"}
+    text = client.post("/api/predict", content=json.dumps(GOOD), headers={"Content-Type": "text/x"})
+    assert text.status_code == 415
+    assert text.json() == {"error": "the Content-Type must be application/json"}
+
+
+@pytest.mark.parametrize("given", ["bytes=0-9", "bytes=9-1", "bytes=99999999-", "pages=1"])
+def test_a_file_is_sent_whole_whatever_the_range(client: TestClient, given: str) -> None:
+    answer = client.get("/main.js", headers={"Range": given})
+    assert (answer.status_code, answer.text) == (200, client.get("/main.js").text)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +277,17 @@ def test_a_huge_body_is_refused_even_if_its_size_is_not_announced(client: TestCl
         assert answer.json()["error"] == "a request must have at most 4 MiB"
 
 
+def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(
+    small: list[Weights], background: Callable[[list[Weights]], AbstractContextManager[str]]
+) -> None:
+    head = f"POST /api/predict HTTP/1.1\r\nHost: x\r\nContent-Length: {limits.MAX_BODY + 1}\r\n\r\n"
+    with background(small) as address:
+        place = ("127.0.0.1", int(address.rpartition(":")[2]))
+        with socket.create_connection(place, timeout=30) as connection:
+            connection.sendall(head.encode())
+            assert connection.recv(12) == b"HTTP/1.1 413"
+
+
 @pytest.mark.parametrize(
     "path", ["/../server.py", "/%2e%2e/server.py", "/..%2fserver.py", "//etc/passwd", "/%00"]
 )
@@ -225,8 +299,14 @@ def test_no_path_leads_out_of_the_page(client: TestClient, path: str) -> None:
 
 def test_unknown_paths_methods_and_digits_are_answered_by_a_sentence(client: TestClient) -> None:
     assert client.get("/api/none").json()["error"] == "Not Found"
-    assert client.get("/api/predict").status_code in (404, 405)
-    assert client.put("/api/weights").status_code == 405
+    for method, path, takes in (
+        ("GET", "predict", "POST"), ("PUT", "weights", "GET"), ("OPTIONS", "digits/3", "GET"),
+    ):  # fmt: skip
+        answer = client.request(method, f"/api/{path}")
+        assert answer.status_code == 405
+        assert answer.headers["Allow"] == takes
+        assert answer.json() == {"error": f"/api/{path} takes {takes}, got {method}"}
+    assert client.head("/api/predict").status_code == 405
     assert "test digits are 0 to 9999" in client.get("/api/digits/-1").json()["error"]
     assert "valid integer" in client.get("/api/digits/one").json()["error"]
 

@@ -11,6 +11,9 @@ from capsnet.models import CapsNet
 from capsnet.models.weights import list_weights
 from capsnet.playground.networks import load_networks
 
+GRACE_SECONDS = 2
+"""How long Ctrl-C waits for requests that have begun."""
+
 
 def serve(
     *,
@@ -34,17 +37,19 @@ def serve(
         from capsnet.playground.server import create_app
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"the playground needs {error.name}: pip install 'capsnet[playground]'"
+            f"the playground needs {error.name}: pip install '.[playground]' in a checkout, "
+            "'capsnet[playground]' from an index"
         ) from None
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be 0 to 65535, got {port}")
-    names = [*weights, *(name for name in list_weights() if name not in weights)]
-    if not names:
-        raise ValueError("there are no weights to show: train some and give --weights RUN")
-    networks = load_networks(names)
-    for each in networks[: len(weights)]:
+    shown = load_networks(weights)
+    for each in shown:
         _ = each.capsules  # a baseline that was asked for is a mistake; a shipped one is left out
-    shown = [each for each in networks if isinstance(each.model, CapsNet)]
+    taken = {each.name for each in shown}
+    shipped = load_networks([name for name in list_weights() if name not in taken])
+    shown += [each for each in shipped if isinstance(each.model, CapsNet)]
+    if not shown:
+        raise ValueError("there are no weights to show: train some and give --weights RUN")
     local = host in ("127.0.0.1", "localhost", "::1")
     app = create_app(shown, hosts=("127.0.0.1", "localhost", "[::1]") if local else ("*",))
     listener = socket.create_server((host, port), family=AF_INET6 if ":" in host else AF_INET)
@@ -52,5 +57,6 @@ def serve(
     print(f"the playground is at {address} (Ctrl-C ends it)", flush=True)
     if open:
         webbrowser.open(address)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS)
+    uvicorn.Server(config).run(sockets=[listener])
     return 0

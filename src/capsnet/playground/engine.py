@@ -253,7 +253,9 @@ class Engine:
         """
         weights = self.find(name)
         model = weights.capsules
-        shape = model.config.image_shape
+        shape, num_classes = model.config.image_shape, model.config.num_classes
+        if num_classes < len(digits):
+            raise ValueError(f"{len(digits)} digits need as many classes, got {num_classes}")
         truth = tuple(
             place_digit(digit, shape, right=right, down=down)
             for digit, (right, down) in zip(digits, shifts, strict=True)
@@ -286,9 +288,9 @@ def _run(
 ) -> tuple[Tensor, VoteSource, tuple[RoutingStep, ...]]:
     """Primary capsules, their votes, and every iteration of routing, for one image."""
     model = weights.capsules
-    iterations = model.config.num_iterations if num_iterations is None else num_iterations
-    if not 1 <= iterations <= MAX_ITERATIONS:
-        raise ValueError(f"num_iterations must be 1 to {MAX_ITERATIONS}, got {iterations}")
+    if num_iterations is not None and not 1 <= num_iterations <= MAX_ITERATIONS:
+        raise ValueError(f"num_iterations must be 1 to {MAX_ITERATIONS}, got {num_iterations}")
+    iterations = num_iterations or model.config.num_iterations
     grid = model.encode(weights.to_input(image[None]))  # (1, H, W, T, D)
     layer = model.classes
     votes = layer.vote(grid.flatten(1, 3))

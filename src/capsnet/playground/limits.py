@@ -50,6 +50,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        refusal = JSONResponse(
+            {"error": f"a request must have at most {MAX_BODY // 2**20} MiB"}, 413
+        )
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > MAX_BODY:
+            await refusal(scope, receive, send)
+            return
         messages: list[Message] = []
         size = 0
         while True:  # bodies are small, so that they can be read whole before the work starts
@@ -57,8 +64,7 @@ class BodyLimit:
             messages.append(message)
             size += len(message.get("body", b""))
             if size > MAX_BODY:
-                sentence = f"a request must have at most {MAX_BODY // 2**20} MiB"
-                await JSONResponse({"error": sentence}, 413)(scope, receive, send)
+                await refusal(scope, receive, send)
                 return
             if not message.get("more_body", False):
                 break
@@ -103,7 +109,7 @@ class SecurityHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Adds the headers to every answer."""
+        """Adds the headers to every answer, which is never a part of a file."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -112,4 +118,6 @@ class SecurityHeaders:
                     headers[name] = value
             await send(message)
 
+        if scope["type"] == "http":  # the files are small: whatever the range, all is sent
+            scope["headers"] = [each for each in scope["headers"] if each[0] != b"range"]
         await self.app(scope, receive, send_with_headers)

@@ -22,7 +22,7 @@ class Body(BaseModel):
 class Picture(BaseModel):
     """Pixels as bytes."""
 
-    channels: int = Field(ge=1, le=4)
+    channels: int = Field(ge=1)
     height: int = Field(ge=1, le=4096)
     width: int = Field(ge=1, le=4096)
     data: str = Field(description="Base64 of channels × height × width bytes, 0 to 255.")
@@ -123,6 +123,7 @@ class WeightsInfo(BaseModel):
     num_primary: int = Field(description="Primary capsules, which vote for the classes.")
     num_iterations: int = Field(description="Iterations of routing it was trained with.")
     decoder: bool
+    digits: bool = Field(description="Whether it was trained on digits in MNIST's form.")
     num_parameters: int
     dataset: str | None
     error_rate: float | None = Field(description="Test error by its record, as a share.")
@@ -149,7 +150,9 @@ class Predicted(BaseModel):
     capsules: list[list[float]]
     input: Picture = Field(description="The image as the network saw it.")
     polarity: str | None = Field(description="How the digit stood out before it was prepared.")
-    label: int | None = Field(description="The true class, if it is a test digit.")
+    label: int | None = Field(
+        description="The true class, if it is a test digit and the network sees digits."
+    )
     reconstructed: int
     reconstruction: Picture | None = Field(description="None for a network without a decoder.")
 

@@ -16,9 +16,11 @@ import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from jaxtyping import Float32, UInt8
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 from torch import Tensor
 
 from capsnet import __version__
@@ -55,6 +57,8 @@ from capsnet.playground.schema import (
     WeightsList,
 )
 
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
 
 def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """Returns the playground as an ASGI application.
@@ -71,7 +75,7 @@ def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> 
         description="Look inside a capsule network: predict, reconstruct, perturb, route, segment.",
         docs_url=None,
         redoc_url=None,
-        responses={code: {"model": Mistake} for code in (413, 422, 429)},
+        responses={code: {"model": Mistake} for code in (413, 415, 422, 429)},
     )
     app.add_middleware(BodyLimit)
     app.add_middleware(KnownHosts, hosts=hosts)
@@ -86,8 +90,11 @@ def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> 
         chosen = engine.find(name)
         shape = chosen.capsules.config.image_shape
         if body.test is not None:
-            digit, label = engine.test_digit(body.test)
-            return place_digit(digit, shape, right=0, down=0), None, label
+            digit, number = engine.test_digit(body.test)
+            label = number if chosen.sees_digits and number < len(chosen.class_names) else None
+            if min(shape[1:]) >= len(digit):
+                return place_digit(digit, shape, right=0, down=0), None, label
+            return chosen.prepare(to_image(to_bytes(digit[None]))).pixels, None, label
         if body.file is not None:
             prepared = chosen.prepare(open_image(_decode_base64(body.file)))
             return prepared.pixels, prepared.polarity, None
@@ -220,6 +227,7 @@ def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> 
         """Two digits laid over each other, recognised and taken apart (§6)."""
 
         def work() -> Segmented:
+            sees_digits = engine.find(body.weights).sees_digits
             digits, labels = zip(*(read_digit(each.image) for each in body.digits), strict=True)
             apart, truth = engine.segment(
                 body.weights,
@@ -236,10 +244,25 @@ def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> 
                     for number, image in apart.parts
                 ],
                 truth=[_picture(image) for image in truth],
-                labels=list(labels),
+                labels=list(labels) if sees_digits else [None] * len(labels),
             )
 
         return await queue.run(work)
+
+    @app.api_route("/api/{name:path}", methods=METHODS, include_in_schema=False)
+    async def unknown(request: Request) -> None:
+        """Keeps what is no question of the API from being looked up among the page's files."""
+        allowed = [
+            method
+            for route in app.routes
+            if isinstance(route, APIRoute) and route.matches(request.scope)[0] is Match.PARTIAL
+            for method in route.methods or ()
+        ]
+        if not allowed:
+            raise StarletteHTTPException(404)
+        takes = ", ".join(allowed)
+        sentence = f"{request.url.path} takes {takes}, got {request.method}"
+        raise StarletteHTTPException(405, sentence, {"Allow": takes})
 
     static = Path(str(resources.files("capsnet.playground"))) / "static"
 
@@ -257,6 +280,8 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":  # its place is a number of a character, no field
         return JSONResponse({"error": "the body of a request must be JSON"}, 422)
+    if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", "json"):
+        return JSONResponse({"error": "the Content-Type must be application/json"}, 415)
     place = ".".join(str(step) for step in first["loc"] if step != "body") or "the body"
     sentence = f"{place}: {str(first['msg']).removeprefix('Value error, ')}"
     return JSONResponse({"error": _printable(sentence)}, 422)
@@ -285,6 +310,7 @@ def _describe(weights: Weights) -> WeightsInfo:
         num_primary=model.config.num_primary,
         num_iterations=model.config.num_iterations,
         decoder=model.config.decoder,
+        digits=weights.sees_digits,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         dataset=weights.dataset,
         error_rate=weights.error_rate,
