@@ -60,7 +60,11 @@ class BodyLimit:
         messages: list[Message] = []
         size = 0
         while True:  # bodies are small, so that they can be read whole before the work starts
-            message = await receive()
+            try:
+                message = await receive()
+            except asyncio.CancelledError:  # Ctrl-C, and the rest of the body never came
+                await JSONResponse({"error": "the server ends"}, 503)(scope, receive, send)
+                return
             messages.append(message)
             size += len(message.get("body", b""))
             if size > MAX_BODY:
