@@ -3,6 +3,7 @@
 import base64
 import io
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
+from capsnet import CapsNet, CapsNetConfig
 from capsnet.playground.networks import Weights
 
 pytestmark = pytest.mark.page
@@ -135,13 +137,17 @@ def test_turning_a_number_redraws_the_digit_and_reset_brings_it_back(
 def test_playing_sweeps_a_number_until_stopped(visit: Callable[[str], Page], address: str) -> None:
     page = visit(f"{address}/#input=t0")
     slider = page.locator("#dimension-4")
-    play = page.get_by_role("button", name="Sweep number 5")
+    play = page.get_by_role("button", name="Sweep number 4")
     play.click()
     page.wait_for_function("() => Math.abs(document.querySelector('#dimension-4').value) > 0.2")
+    eventually(page, lambda: "offsets" in page.url)  # while it plays
     play.click()
     value = slider.input_value()
     page.wait_for_timeout(100)
     assert slider.input_value() == value
+    play.click()
+    page.locator("#tab-compare").click()
+    expect(page.locator("#view-digit .playing")).to_have_count(0)
 
 
 def test_another_class_can_be_reconstructed(visit: Callable[[str], Page], address: str) -> None:
@@ -153,6 +159,10 @@ def test_another_class_can_be_reconstructed(visit: Callable[[str], Page], addres
     eventually(page, lambda: difference(page, "#reconstruction", before) > 20)
     page.locator("#all-dimensions").click()
     expect(page.locator("#glance canvas")).to_have_count(16 * 11)
+    expect(page.locator("#glance span").first).to_have_text("0")  # numbered as fig4 does
+    eventually(page, lambda: "glance" in page.url)
+    page.reload()
+    expect(page.locator("#glance canvas")).to_have_count(16 * 11)
 
 
 def test_routing_is_shown_iteration_by_iteration(
@@ -162,7 +172,7 @@ def test_routing_is_shown_iteration_by_iteration(
     expect(page.locator("#maps canvas")).to_have_count(3 * 10)
     expect(page.locator("#routing-class")).to_have_text("7")
     expect(page.locator("#parts li")).to_have_count(8)
-    first = pixels(page, "#maps .cell:nth-of-type(8) canvas")
+    first = pixels(page, "#maps .cell:nth-of-type(18) canvas")
     assert len(np.unique(first.reshape(-1, 4), axis=0)) == 1  # the shares are even at first
     before = pixels(page, "#overlay")
     page.locator("#parts button").first.hover()
@@ -277,8 +287,132 @@ def test_a_spoilt_address_still_opens_the_page(visit: Callable[[str], Page], add
         f"{address}/#view=__proto__&weights=none&input=t99999&class=77&offsets=a,,NaN&map=1"
     )
     expect(page.locator("#lengths .bar")).to_have_count(10)
-    page = visit(f"{address}/?again#view=pair&a=p%00&b=s!!&shifts=9,9,9,9,9&iterations=-1")
+    page = visit(f"{address}/?again#view=pair&a=p%00&b=t0&shifts=9,9,9,9,9&iterations=-1")
+    expect(page.locator("#pair-verdict")).to_have_text(
+        "A digit is missing: draw one, or step to a test digit."
+    )
+    page.locator("#pad-a").get_by_role("button", name="Next test digit").click()
     expect(page.locator("#pair-verdict")).to_contain_text("It found")
+
+
+@pytest.mark.parametrize("number", ["-1", "1.5", "1e1", "10", "x"])
+@pytest.mark.parametrize("view", ["digit", "routing"])
+def test_a_class_or_step_that_is_none_is_left_out(
+    visit: Callable[[str], Page], address: str, view: str, number: str
+) -> None:
+    offsets = "1e999,-1e999"
+    page = visit(f"{address}/#view={view}&class={number}&step={number}&offsets={offsets}")
+    chosen = {"digit": ".pictures-card h2", "routing": "#routing-class"}[view]
+    expect(page.locator(chosen)).to_contain_text("7")
+    expect(page.locator("#message")).to_be_hidden()
+    if view == "routing":
+        expect(page.locator(".chosen-cell")).to_have_attribute("title", re.compile("iteration 3"))
+
+
+@pytest.mark.parametrize("picture", ["p", "pAQ", "pAQEB", "pAQICAA", "pAAAA"])
+def test_a_picture_that_is_none_leaves_the_pad_empty(
+    visit: Callable[[str], Page], address: str, picture: str
+) -> None:
+    page = visit(f"{address}/#input={picture}&a={picture}&iterations=7&rightIterations=x")
+    expect(page.locator("#verdict")).to_have_text("")
+    expect(page.locator("#iterations")).to_have_value("7")
+    page.locator("#tab-compare").click()
+    expect(page.locator("#compare-verdict")).to_contain_text("Draw a digit")
+    expect(page.get_by_label("Routing 2")).to_have_value("")
+    assert page.get_by_label("Routing 2").evaluate("(select) => select.selectedIndex") == 0
+
+
+def test_a_slow_test_digit_does_not_hide_what_was_drawn_meanwhile(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#input=s")
+    held: list[Route] = []
+    page.route("**/api/digits/5", lambda route: held.append(route))
+    page.locator("#pad .index").fill("5")
+    page.locator("#pad .index").press("Enter")
+    eventually(page, lambda: bool(held))
+    draw(page, "#pad canvas", [(0.3, 0.2), (0.7, 0.2), (0.45, 0.85)])
+    before = pixels(page, "#pad canvas")
+    with page.expect_response("**/api/digits/5"):
+        held[0].continue_()
+    page.wait_for_timeout(200)
+    assert pixels(page, "#pad canvas").shape == before.shape
+    assert difference(page, "#pad canvas", before) == 0
+    expect(page.locator("#pad .label")).to_have_text("")
+
+
+def test_an_error_stays_until_the_same_question_is_answered(page: Page, address: str) -> None:
+    page.route("**/api/reconstruct", lambda route: route.fulfill(status=422, json={"error": "No."}))
+    page.goto(f"{address}/#input=t0")
+    expect(page.locator("#verdict")).to_contain_text("a 7")
+    page.locator("#dimension-3").fill("0.3")
+    expect(page.locator("#message")).to_have_text("No.")
+    page.evaluate(
+        """async () => {
+          const { Latest } = await import("/api.js");
+          await new Latest("/api/predict").ask({ weights: "mnist", image: { test: 0 } }, () => {});
+        }"""
+    )
+    expect(page.locator("#message")).to_have_text("No.")
+    page.unroute("**/api/reconstruct")
+    page.locator("#dimension-3").fill("0.2")
+    expect(page.locator("#message")).to_be_hidden()
+    page.route("**/api/reconstruct", lambda route: route.abort())
+    page.locator("#dimension-3").fill("0.1")
+    expect(page.locator("#message")).to_contain_text("The server does not answer")
+
+
+def test_a_long_stroke_goes_on_to_its_end(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#input=s")
+    zigzag = [(0.1 + 0.8 * (turn % 2), 0.1 + 0.02 * turn) for turn in range(40)]
+    box = page.locator("#pad canvas").bounding_box()
+    assert box is not None
+    points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in zigzag]
+    page.mouse.move(*points[0])
+    page.mouse.down()
+    for point in points[1:]:
+        page.mouse.move(*point, steps=12)
+    page.mouse.up()
+    drawn = pixels(page, "#pad canvas")
+    x, y = (round(share * side) for share, side in zip(zigzag[-1], drawn.shape[1::-1], strict=True))
+    assert drawn[y, x, 0] == 255
+    page.wait_for_timeout(500)  # until the address has followed
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    eventually(page, lambda: difference(page, "#pad canvas", drawn) <= 1)
+
+
+def test_routing_keeps_the_focus_and_two_digits_name_the_moved_one(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#view=routing&input=t0")
+    cell = page.get_by_role("button", name=re.compile("coupling with 4 in iteration 2"))
+    cell.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#routing-class")).to_have_text("4")
+    expect(cell).to_be_focused()
+    expect(cell).to_have_attribute("aria-pressed", "true")
+    page.locator("#tab-pair").click()
+    expect(page.locator("#iterations")).to_be_disabled()
+    expect(page.locator("#weights")).to_be_disabled()
+    expect(page.locator("#pair-weights")).to_contain_text("multimnist takes them apart: trained")
+    expect(page.locator("h3.active")).to_have_text("First")
+    page.locator("#stage").press(" ")
+    expect(page.locator("h3.active")).to_have_text("Second")
+    expect(page.locator("#stage")).to_have_attribute("aria-label", re.compile("move the second"))
+    page.locator("#tab-digit").click()
+    expect(page.locator("#weights")).to_be_enabled()
+
+
+def test_maps_follow_the_theme_of_the_system(
+    visit: Callable[[str], Page], page: Page, address: str
+) -> None:
+    page.emulate_media(color_scheme="light")
+    visit(f"{address}/#view=routing&input=t0")
+    expect(page.locator("#maps canvas")).to_have_count(30)
+    before = pixels(page, "#maps canvas")
+    page.emulate_media(color_scheme="dark")
+    eventually(page, lambda: difference(page, "#maps canvas", before) > 50)
 
 
 def test_light_and_dark_can_be_chosen(visit: Callable[[str], Page], address: str) -> None:
@@ -304,6 +438,43 @@ def test_without_weights_for_two_digits_the_page_says_so(
         page.locator("#tab-digit").click()
         expect(page.locator("#digit-note")).to_contain_text("no decoder")
         expect(page.locator("#dimension-0")).to_be_disabled()
+
+
+def test_networks_of_many_long_named_classes_and_odd_sizes_are_shown(
+    visit: Callable[[str], Page],
+    browser_type_launch_args: dict[str, object],
+    page: Page,
+    background: Serve,
+) -> None:
+    config = CapsNetConfig(
+        image_height=24, image_width=40, conv_channels=2, primary_types=1, num_classes=60
+    )
+    names = [f"a very long name of class {number}" for number in range(60)]
+    record: dict[str, object] = {"class_names": names, "config": {"data": {"name": "folder"}}}
+    with background([Weights("wide", CapsNet(config).eval(), record)]) as address:
+        visit(f"{address}/#input=t0")
+        expect(page.locator("#verdict")).to_contain_text("“a very long name of class")
+        expect(page.locator("#verdict")).not_to_contain_text("labelled")
+        for view in ("digit", "routing", "compare"):
+            page.locator(f"#tab-{view}").click()
+            page.wait_for_timeout(300)
+            width = page.evaluate("innerWidth")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+        page.locator("#tab-routing").click()
+        overlay = pixels(page, "#overlay")
+        assert overlay.shape[0] / overlay.shape[1] == pytest.approx(24 / 40, abs=0.01)
+
+
+def test_an_image_of_many_pixels_is_scaled_down_before_it_is_sent(
+    visit: Callable[[str], Page], address: str, tmp_path: Path
+) -> None:
+    image = Image.new("L", (4200, 300), 255)
+    ImageDraw.Draw(image).line([(2110, 40), (2090, 260)], fill=0, width=26)
+    image.save(tmp_path / "one.png")
+    page = visit(address)
+    page.locator("#pad [type=file]").set_input_files(tmp_path / "one.png")
+    expect(page.locator("#pad .label")).to_contain_text("your image")
+    expect(page.locator("#lengths .best .name")).to_have_text("1")
 
 
 def test_the_api_is_documented(visit: Callable[[str], Page], page: Page, address: str) -> None:

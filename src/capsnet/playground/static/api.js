@@ -3,26 +3,38 @@
 const message = document.getElementById("message");
 
 export async function get(path) {
-  return answer(await fetch(path));
+  return request(path);
 }
 
 export async function post(path, body) {
-  return answer(await fetch(path, {
+  return request(path, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
-  }));
+  });
 }
 
-async function answer(response) {
-  const content = await response.json();
+async function request(path, options) {
+  const response = await fetch(path, options).catch(() => {
+    throw new Error("The server does not answer; is capsnet serve still running?");
+  });
+  const content = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(content.error ?? `the server answered ${response.status}`);
   return content;
 }
 
-export function say(text) {
-  message.textContent = text;
-  message.hidden = !text;
+const messages = new Map();
+
+/** Shows what went wrong for one who asked, until it is called for the same one with "". */
+export function say(text, asker = "") {
+  messages.delete(asker);
+  if (text) messages.set(asker, text);
+  message.textContent = [...new Set(messages.values())].join(" ");
+  message.hidden = !messages.size;
+}
+
+export function hush() {
+  for (const asker of messages.keys()) say("", asker);
 }
 
 /** Asks one question at a time; while it waits, only the newest further question is kept. */
@@ -41,11 +53,10 @@ export class Latest {
     }
     this.#busy = true;
     try {
-      const content = await post(this.path, body);
-      say("");
-      use(content);
+      use(await post(this.path, body));
+      say("", this);
     } catch (error) {
-      say(error instanceof TypeError ? "The server does not answer; is capsnet serve still running?" : error.message);
+      say(error.message, this);
     }
     this.#busy = false;
     if (this.#next) {

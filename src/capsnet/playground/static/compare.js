@@ -33,16 +33,16 @@ export class CompareView {
     weights.append(...all.map((each) => new Option(each.name, each.name)));
     iterations.append(...iterationOptions());
     const [defaultWeights, defaultIterations] = side.fallback(all);
-    weights.value = state[side.weights] || defaultWeights.name;
+    weights.value = state[side.weights];
     if (!weights.value) weights.value = defaultWeights.name;
-    iterations.value = state[side.iterations] || String(defaultIterations);
+    iterations.value = state[side.iterations] === "0" ? "" : state[side.iterations] || String(defaultIterations);
+    if (iterations.selectedIndex < 0) iterations.value = String(defaultIterations);
     const act = () => {
       change({ [side.weights]: weights.value, [side.iterations]: iterations.value || "0" });
       this.update();
     };
     weights.addEventListener("change", act);
     iterations.addEventListener("change", act);
-    if (state[side.iterations] === "0") iterations.value = "";
     head.append(weights, iterations);
     const facts = Object.assign(document.createElement("p"), { className: "hint" });
     const bars = Object.assign(document.createElement("div"), { className: "bars" });
@@ -76,7 +76,9 @@ export class CompareView {
     const [left, right] = this.#winners;
     if (!left || !right) return;
     const text = (side) => `${side.name} (length ${side.length.toFixed(2)})`;
-    find("compare-verdict").textContent = left.name === right.name
+    find("compare-verdict").textContent = this.page.pad.isEmpty
+      ? "Draw a digit, or step to a test digit."
+      : left.name === right.name
       ? `Both say ${left.name}: lengths ${left.length.toFixed(2)} and ${right.length.toFixed(2)}.`
       : `They differ: the first says ${text(left)}, the second ${text(right)}.`;
   }

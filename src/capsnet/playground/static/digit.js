@@ -1,8 +1,8 @@
 // One digit: capsule lengths, the reconstruction of the chosen capsule, and its numbers to turn.
 
-import { Latest, post, say } from "./api.js";
+import { Latest } from "./api.js";
 import { Bars, showPicture } from "./draw.js";
-import { change, state } from "./state.js";
+import { change, readIndex, state } from "./state.js";
 
 const REACH = 0.4; // how far a number can be turned either way
 const STRIP = Array.from({ length: 11 }, (_, place) => (place - 5) / 20); // Fig. 4: ±0.25 by 0.05
@@ -12,6 +12,7 @@ const find = (id) => document.getElementById(id);
 export class DigitView {
   #predict = new Latest("/api/predict");
   #reconstruct = new Latest("/api/reconstruct");
+  #perturb = new Latest("/api/perturb");
   #said = null;
   #sliders = [];
   #playing = null;
@@ -23,12 +24,12 @@ export class DigitView {
       this.#showChosen();
     });
     find("reset").addEventListener("click", () => {
-      this.#stop();
+      this.stop();
       change({ offsets: "" });
       this.#showChosen();
     });
     find("all-dimensions").addEventListener("click", () => {
-      find("glance").hidden = !find("glance").hidden;
+      change({ glance: state.glance ? "" : "open" });
       this.#showGlance();
     });
   }
@@ -36,13 +37,14 @@ export class DigitView {
   /** A new input or new weights: nothing is turned any more, unless the address says so. */
   update({ keep = false } = {}) {
     if (!keep) {
-      this.#stop();
+      this.stop();
       change({ offsets: "", class: "" });
     }
     const { pad, weights, iterations } = this.page;
     find("verdict").textContent = "";
     const body = { weights: weights.name, image: pad.body(), num_iterations: iterations };
     this.#predict.ask(body, (said) => {
+      if (weights !== this.page.weights) return;
       this.#said = said;
       showPicture(find("seen"), said.input);
       this.#showChosen();
@@ -50,11 +52,15 @@ export class DigitView {
   }
 
   get #chosen() {
-    return state.class !== "" && Number(state.class) < this.#said.lengths.length ? Number(state.class) : this.#said.classes[0];
+    return readIndex(state.class, this.#said.lengths.length) ?? this.#said.classes[0];
+  }
+
+  get #offsets() {
+    return state.offsets.split(",").map((text) => Math.min(Math.max(Number(text) || 0, -REACH), REACH));
   }
 
   get #capsule() {
-    const offsets = state.offsets ? state.offsets.split(",").map((text) => Number(text) || 0) : [];
+    const offsets = this.#offsets;
     return this.#said.capsules[this.#chosen].map((value, place) => value + (offsets[place] ?? 0));
   }
 
@@ -80,9 +86,9 @@ export class DigitView {
       find("sliders").replaceChildren();
       this.#sliders = Array.from({ length: count }, (_, place) => this.#buildSlider(place));
     }
-    const offsets = state.offsets.split(",");
+    const offsets = this.#offsets;
     this.#sliders.forEach(({ slider, value, play }, place) => {
-      slider.value = offsets[place] || 0;
+      slider.value = offsets[place] ?? 0;
       slider.disabled = play.disabled = !enabled;
       value.textContent = this.#capsule[place].toFixed(2);
     });
@@ -97,8 +103,8 @@ export class DigitView {
     const value = document.createElement("output");
     const play = document.createElement("button");
     Object.assign(slider, { type: "range", min: -REACH, max: REACH, step: 0.01, value: 0, id: `dimension-${place}` });
-    Object.assign(name, { htmlFor: slider.id, textContent: place + 1 });
-    Object.assign(play, { type: "button", className: "quiet", textContent: "▶", title: `Sweep number ${place + 1}` });
+    Object.assign(name, { htmlFor: slider.id, textContent: place });
+    Object.assign(play, { type: "button", className: "quiet", textContent: "▶", title: `Sweep number ${place}` });
     play.setAttribute("aria-label", play.title);
     slider.addEventListener("input", () => this.#turned());
     slider.addEventListener("dblclick", () => { slider.value = 0; this.#turned(); });
@@ -130,7 +136,7 @@ export class DigitView {
 
   #play(place) {
     const again = this.#playing?.place === place;
-    this.#stop();
+    this.stop();
     if (again) return;
     const { slider, play, row } = this.#sliders[place];
     const start = performance.now();
@@ -144,7 +150,7 @@ export class DigitView {
     this.#playing = { place, frame: requestAnimationFrame(tick) };
   }
 
-  #stop() {
+  stop() {
     if (!this.#playing) return;
     cancelAnimationFrame(this.#playing.frame);
     const { play, row } = this.#sliders[this.#playing.place];
@@ -154,20 +160,20 @@ export class DigitView {
   }
 
   /** Every dimension moved from -0.25 to 0.25, as in Fig. 4 of the paper. */
-  async #showGlance() {
+  #showGlance() {
     const glance = find("glance");
+    glance.hidden = !state.glance;
     find("all-dimensions").setAttribute("aria-expanded", String(!glance.hidden));
     find("all-dimensions").textContent = glance.hidden ? "Show all at a glance" : "Hide the overview";
-    if (glance.hidden || !this.page.weights.decoder || this.#playing) return;
+    if (glance.hidden || !this.#said || !this.page.weights.decoder || this.#playing) return;
     const body = {
       weights: this.page.weights.name, class: this.#chosen, capsule: this.#said.capsules[this.#chosen],
       dimensions: this.#sliders.map((_, place) => place), offsets: STRIP,
     };
-    try {
-      const { images } = await post("/api/perturb", body);
+    this.#perturb.ask(body, ({ images }) => {
       glance.replaceChildren(...images.flatMap((row, place) => {
         const name = document.createElement("span");
-        name.textContent = place + 1;
+        name.textContent = place;
         return [name, ...row.map((image) => {
           const canvas = document.createElement("canvas");
           showPicture(canvas, image);
@@ -177,16 +183,20 @@ export class DigitView {
       const legend = document.createElement("p");
       legend.textContent = "Each row turns one number from −0.25 to +0.25 in steps of 0.05, as Fig. 4 of the paper does.";
       glance.append(legend);
-    } catch (error) {
-      say(error.message);
-    }
+    });
   }
 }
 
 export function verdict(weights, lengths, classes, label) {
   const [best] = classes;
-  const name = weights.classes[best];
-  const sure = lengths[best] >= 0.7 ? "It is a" : lengths[best] >= 0.4 ? "It may be a" : "It looks like no digit it knows; nearest is a";
-  const truth = label === null || label === undefined ? "" : label === best ? " Right." : ` Wrong: it is labelled ${label}.`;
-  return `${sure} ${name}.${truth}`;
+  const unknown = `It looks like no ${weights.digits ? "digit" : "class"} it knows; nearest is`;
+  const sure = lengths[best] >= 0.7 ? "It is" : lengths[best] >= 0.4 ? "It may be" : unknown;
+  const truth = label === null ? "" : label === best ? " Right." : ` Wrong: it is labelled ${label}.`;
+  return `${sure} ${nameOf(weights, best)}.${truth}`;
+}
+
+/** A class in a sentence: a 7, an 8, “ankle boot”. */
+export function nameOf(weights, number) {
+  const name = weights.classes[number];
+  return weights.digits ? `${name === "8" ? "an" : "a"} ${name}` : `“${name}”`;
 }

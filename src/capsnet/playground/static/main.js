@@ -1,6 +1,6 @@
 // Puts the page together: weights, tabs, the shared input, keys, and the address.
 
-import { get, say } from "./api.js";
+import { get, hush, say } from "./api.js";
 import { CompareView, describe } from "./compare.js";
 import { DigitView } from "./digit.js";
 import { Pad } from "./pad.js";
@@ -26,7 +26,7 @@ class Page {
   }
 
   iterationOptions() {
-    return [new Option("as trained", ""), ...[1, 2, 3, 4, 5, 10].map((count) => new Option(`${count} iteration${count > 1 ? "s" : ""}`, count))];
+    return [new Option("as trained", ""), ...Array.from({ length: 10 }, (_, place) => place + 1).map((count) => new Option(`${count} iteration${count > 1 ? "s" : ""}`, count))];
   }
 }
 
@@ -36,6 +36,8 @@ let views = {};
 function showView(name, focus = false) {
   const view = Object.hasOwn(views, name) ? name : "digit";
   change({ view });
+  hush();
+  for (const each of Object.values(views)) each.stop?.();
   for (const tab of tabs) {
     const chosen = tab.dataset.view === view;
     tab.setAttribute("aria-selected", String(chosen));
@@ -44,6 +46,8 @@ function showView(name, focus = false) {
     if (chosen && focus) tab.focus();
   }
   find("input").hidden = view === "pair";
+  find("iterations").disabled = view === "pair" || view === "compare";
+  find("weights").disabled = view === "compare" || (view === "pair" && views.pair.fitting.length < 2);
   document.querySelector(".layout").classList.toggle("wide", view === "pair");
 }
 
@@ -88,6 +92,7 @@ function listen() {
     update();
   });
   find("theme").addEventListener("click", chooseTheme);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update({ keep: true }));
   document.addEventListener("keydown", (event) => {
     if (event.target.closest("input, select, textarea") && event.target.type !== "radio") return;
     if (event.ctrlKey || event.metaKey || event.altKey || state.view === "pair") return;

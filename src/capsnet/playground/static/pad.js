@@ -9,7 +9,8 @@ import { packBytes, unpackBytes } from "./state.js";
 const SIDE = 256; // strokes are kept on a grid of 256×256
 const PEN = 21;
 const NUM_TEST = 10000;
-const LARGE = 2_000_000; // bytes of a file from which on it is scaled down before it is sent
+const [LARGE, MAX_SIDE] = [2_000_000, 4096]; // bytes and pixels from which on a file is scaled down before it is sent
+const LONGEST = 255; // points of a stroke, whose number is one byte
 
 const testDigits = new Map();
 
@@ -92,7 +93,7 @@ export class Pad {
   }
 
   async set(value, quiet = false) {
-    this.#value = /^t\d{1,4}$|^[sp][\w-]*$/.test(value) ? value : "s";
+    this.#value = isValid(value) ? value : "s";
     this.#strokes = this.#value.startsWith("s") ? unpackStrokes(this.#value.slice(1)) : [];
     await this.#show();
     if (!quiet) this.changed(this.#value);
@@ -113,28 +114,32 @@ export class Pad {
 
   async open(file) {
     try {
-      const data = file.size > LARGE ? await shrink(file) : await asText(file);
+      const data = await readImage(file);
       const said = await post("/api/predict", { weights: this.weights(), image: { file: data } });
       const { channels, height, width } = said.input;
       const value = `p${packBytes([channels, height, width, ...bytesOf(said.input)])}`;
       this.#turned = said.polarity === "dark on light" ? value : "";
+      say("", this);
       this.set(value);
     } catch (error) {
-      say(error.message);
+      say(error.message, this);
     }
   }
 
   async #show() {
-    const isTest = this.#value.startsWith("t");
+    const value = this.#value;
+    const isTest = value.startsWith("t");
     this.number.value = isTest ? this.#value.slice(1) : "";
     this.label.textContent = "";
     if (isTest) {
       try {
-        const digit = await testDigit(Number(this.#value.slice(1)));
+        const digit = await testDigit(Number(value.slice(1)));
+        if (this.#value !== value) return; // another was set meanwhile
         this.label.textContent = `labelled ${digit.label}`;
         showPicture(this.canvas, digit.image);
+        say("", this);
       } catch (error) {
-        say(error.message);
+        say(error.message, this);
       }
     } else if (this.#value.startsWith("p")) {
       showPicture(this.canvas, this.body().picture);
@@ -179,7 +184,12 @@ export class Pad {
       for (const each of event.getCoalescedEvents?.().length ? event.getCoalescedEvents() : [event]) {
         const [x, y] = place(each);
         const [lastX, lastY] = this.#pen.at(-1);
-        if (Math.hypot(x - lastX, y - lastY) >= 3 && this.#pen.length < 255) this.#pen.push([x, y]);
+        if (Math.hypot(x - lastX, y - lastY) < 3) continue;
+        if (this.#pen.length === LONGEST) {
+          this.#pen = [[lastX, lastY]];
+          this.#strokes = [...this.#strokes, this.#pen];
+        }
+        this.#pen.push([x, y]);
       }
       this.#drawn();
     });
@@ -207,6 +217,14 @@ export class Pad {
     this.#showStrokes();
     this.changed(this.#value);
   }
+}
+
+function isValid(value) {
+  if (value.startsWith("p")) {
+    const [channels, height, width, ...bytes] = unpackBytes(value.slice(1));
+    return bytes.length > 0 && bytes.length === channels * height * width;
+  }
+  return /^t\d{1,4}$|^s[\w-]*$/.test(value);
 }
 
 function drawStrokes(context, strokes) {
@@ -244,8 +262,11 @@ function asText(file) {
   });
 }
 
-async function shrink(file) {
-  const image = await createImageBitmap(file).catch(() => { throw new Error("the file is too large, or no image"); });
+/** The file as text, scaled down if it is large; formats that only the server knows are sent as they are. */
+async function readImage(file) {
+  const image = await createImageBitmap(file).catch(() => null);
+  if (file.size <= LARGE && !(image && Math.max(image.width, image.height) > MAX_SIDE)) return asText(file);
+  if (!image) throw new Error("the file is too large, or no image");
   const scale = Math.min(1, 1024 / Math.max(image.width, image.height));
   const canvas = Object.assign(document.createElement("canvas"), {
     width: Math.max(1, Math.round(image.width * scale)), height: Math.max(1, Math.round(image.height * scale)),

@@ -1,6 +1,8 @@
 // Two digits laid over each other, recognised and taken apart in red and green.
 
 import { Latest } from "./api.js";
+import { describe } from "./compare.js";
+import { nameOf } from "./digit.js";
 import { Bars, bytesOf, showPair, showPicture, showTinted } from "./draw.js";
 import { Pad } from "./pad.js";
 import { change, state } from "./state.js";
@@ -18,7 +20,7 @@ export class PairView {
     this.page = page;
     this.bars = new Bars(find("pair-lengths"), "pair-class", null);
     this.pads = ["a", "b"].map((name) => new Pad(find(`pad-${name}`), {
-      weights: () => page.all[0].name,
+      weights: () => (page.all.find((each) => each.digits) ?? page.all[0]).name,
       changed: (value) => {
         change({ [name]: value });
         this.update();
@@ -35,13 +37,19 @@ export class PairView {
   async start() {
     await this.pads[0].set(state.a, true);
     await this.pads[1].set(state.b, true);
+    this.#choose(this.#active);
   }
 
-  /** Weights for two digits: those chosen if their images are larger than a digit, else any such. */
+  /** Weights for two digits: their images are larger than a digit. */
+  get fitting() {
+    return this.page.all.filter((each) => each.decoder && each.classes.length > 1
+      && each.height > DIGIT && each.width > DIGIT && each.channels === 1);
+  }
+
+  /** The chosen weights if they fit, else those of MultiMNIST, else any. */
   get #weights() {
-    const fits = (each) => each.decoder && each.height > DIGIT && each.width > DIGIT && each.channels === 1;
-    const { weights, all } = this.page;
-    return fits(weights) ? weights : all.find((each) => each.dataset === "multimnist" && fits(each)) ?? all.find(fits);
+    const fitting = this.fitting;
+    return fitting.find((each) => each === this.page.weights) ?? fitting.find((each) => each.dataset === "multimnist") ?? fitting[0];
   }
 
   get #shifts() {
@@ -65,6 +73,7 @@ export class PairView {
         + "none are open here. Train some with “capsnet train multimnist” and open them with “capsnet serve --weights RUN”.";
       return;
     }
+    find("pair-weights").textContent = `${weights.name} takes them apart: ${describe(weights)}.`;
     const digits = this.pads.map((pad, place) => {
       const [right, down] = this.#shifts[place];
       return { image: pad.body(), right, down };
@@ -87,12 +96,13 @@ export class PairView {
     find("pair-first-name").textContent = name(first);
     find("pair-second-name").textContent = name(second);
     this.bars.show(lengths, weights.classes, { [first.class]: "first", [second.class]: "second" }, -1);
-    const found = `It found a ${weights.classes[first.class]} (red) and a ${weights.classes[second.class]} (green)`;
+    const found = `It found ${nameOf(weights, first.class)} (red) and ${nameOf(weights, second.class)} (green)`;
     const known = labels.filter((label) => label !== null);
     const right = known.every((label) => predicted.includes(label));
     const truthText = known.length < 2 || known[0] === known[1] ? "." : right ? ": both right." : `; the labels are ${known[0]} and ${known[1]}.`;
     const same = known.length === 2 && known[0] === known[1] ? " Two digits of one class cannot be told apart: there is one capsule for each." : "";
-    find("pair-verdict").textContent = found + truthText + same;
+    const missing = this.pads.some((pad) => pad.isEmpty);
+    find("pair-verdict").textContent = missing ? "A digit is missing: draw one, or step to a test digit." : found + truthText + same;
   }
 
   #at(event) {
@@ -117,8 +127,15 @@ export class PairView {
       });
       return nearest;
     };
-    this.#active = distance(this.#said.truth[0]) <= distance(this.#said.truth[1]) ? 0 : 1;
+    this.#choose(distance(this.#said.truth[0]) <= distance(this.#said.truth[1]) ? 0 : 1);
     this.#held = { from: [x, y], shift: this.#shifts[this.#active] };
+  }
+
+  /** Makes a digit the one that the arrow keys move. */
+  #choose(place) {
+    this.#active = place;
+    ["a", "b"].forEach((name, each) => find(`name-${name}`).classList.toggle("active", each === place));
+    find("stage").setAttribute("aria-label", `Two overlapping digits; arrow keys move the ${["first", "second"][place]}`);
   }
 
   #drag(event) {
@@ -140,7 +157,7 @@ export class PairView {
 
   #key(event) {
     const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-    if (event.key === " ") this.#active = 1 - this.#active;
+    if (event.key === " ") this.#choose(1 - this.#active);
     else if (event.key in steps) {
       const [right, down] = this.#shifts[this.#active];
       this.#move(right + steps[event.key][0], down + steps[event.key][1]);

@@ -2,7 +2,7 @@
 
 import { Latest } from "./api.js";
 import { bytesOf, showMap } from "./draw.js";
-import { change, state } from "./state.js";
+import { change, readIndex, state } from "./state.js";
 
 const [AMBER, GREY, VIOLET] = ["#ffb020", "#7d8499", "#9d8cff"]; // on the black of the image, in either theme
 const find = (id) => document.getElementById(id);
@@ -28,6 +28,7 @@ export class RoutingView {
     const { pad, weights, iterations } = this.page;
     const body = { weights: weights.name, image: pad.body(), num_iterations: iterations };
     this.#route.ask(body, (routing) => {
+      if (weights !== this.page.weights) return;
       this.#routing = routing;
       this.#part = null;
       this.show();
@@ -40,12 +41,12 @@ export class RoutingView {
 
   get #chosen() {
     const { lengths } = this.#last;
-    return state.class !== "" && Number(state.class) < lengths.length ? Number(state.class) : lengths.indexOf(Math.max(...lengths));
+    return readIndex(state.class, lengths.length) ?? lengths.indexOf(Math.max(...lengths));
   }
 
   get #step() {
     const count = this.#routing.iterations.length;
-    return state.step !== "" && Number(state.step) < count ? Number(state.step) : count - 1;
+    return readIndex(state.step, count) ?? count - 1;
   }
 
   show() {
@@ -86,13 +87,15 @@ export class RoutingView {
     this.#routing.iterations.forEach((each, step) => {
       cells.push(label(`${step + 1}`, "iteration"));
       classes.forEach((name, number) => {
-        const cell = document.createElement("div");
+        const cell = Object.assign(document.createElement("button"), { type: "button" });
         const canvas = document.createElement("canvas");
         showMap(canvas, each[kind][number], even, highest);
         cell.className = "cell";
         if (number === this.#chosen) cell.classList.add("chosen-column");
         if (number === this.#chosen && step === this.#step) cell.classList.add("chosen-cell");
         cell.title = `${kind} with ${name} in iteration ${step + 1}; capsule length ${each.lengths[number].toFixed(2)}`;
+        cell.setAttribute("aria-label", cell.title);
+        cell.setAttribute("aria-pressed", String(number === this.#chosen && step === this.#step));
         cell.addEventListener("click", () => this.#choose(number, step));
         const length = document.createElement("span");
         const bar = document.createElement("i");
@@ -103,7 +106,7 @@ export class RoutingView {
         cells.push(cell);
       });
     });
-    host.replaceChildren(...cells);
+    refill(host, cells);
   }
 
   #choose(number, step) {
@@ -114,7 +117,7 @@ export class RoutingView {
 
   #showParts() {
     const parts = this.#routing.parts[this.#chosen];
-    find("parts").replaceChildren(...parts.map((part) => {
+    refill(find("parts"), parts.map((part) => {
       const item = document.createElement("li");
       const button = document.createElement("button");
       button.type = "button";
@@ -142,6 +145,7 @@ export class RoutingView {
     const { input, field, stride, iterations, parts } = this.#routing;
     const canvas = find("overlay");
     const scale = canvas.width / input.width;
+    canvas.height = Math.round(scale * input.height);
     const context = canvas.getContext("2d");
     drawInput(context, input, scale);
     const map = iterations[this.#step][kind][this.#chosen];
@@ -169,19 +173,30 @@ export class RoutingView {
     }
   }
 
-  #play() {
+  stop() {
     clearInterval(this.#timer);
+  }
+
+  #play() {
+    this.stop();
     if (!this.#routing) return;
     let step = 0;
     const show = () => {
       change({ class: String(this.#chosen), step: String(step) });
       this.show();
       step += 1;
-      if (step >= this.#routing.iterations.length) clearInterval(this.#timer);
+      if (step >= this.#routing.iterations.length) this.stop();
     };
     show();
     this.#timer = setInterval(show, 900);
   }
+}
+
+/** Puts other elements into a host; the keyboard's focus stays at its place. */
+function refill(host, elements) {
+  const place = [...host.querySelectorAll("button")].indexOf(document.activeElement);
+  host.replaceChildren(...elements);
+  host.querySelectorAll("button")[place]?.focus({ preventScroll: true });
 }
 
 function label(text, above) {

@@ -2,7 +2,7 @@
 
 const defaults = {
   view: "digit", weights: "", iterations: "", input: "t0", class: "", offsets: "",
-  map: "coupling", step: "", a: "t3", b: "t0", shifts: "-3,-2,3,2", pairWeights: "",
+  map: "coupling", step: "", a: "t3", b: "t0", shifts: "-3,-2,3,2", glance: "",
   left: "", leftIterations: "", right: "", rightIterations: "",
 };
 
@@ -14,14 +14,20 @@ export function readAddress() {
   for (const name of Object.keys(defaults)) state[name] = given.get(name) ?? defaults[name];
 }
 
+/** A whole number below `count` from the address; null if it is none. */
+export function readIndex(text, count) {
+  return /^\d{1,4}$/.test(text) && Number(text) < count ? Number(text) : null;
+}
+
 /** Changes the state; the address follows, soon but not with every move of a pen. */
 export function change(values) {
   Object.assign(state, values);
-  clearTimeout(timer);
-  timer = setTimeout(writeAddress, 150);
+  timer ||= setTimeout(writeAddress, 350); // browsers allow about three changes a second
 }
 
 export function writeAddress() {
+  clearTimeout(timer);
+  timer = 0;
   const set = Object.entries(state).filter(([name, value]) => String(value) !== defaults[name]);
   const text = new URLSearchParams(set.map(([name, value]) => [name, String(value)])).toString();
   history.replaceState(null, "", text ? `#${text}` : location.pathname);
