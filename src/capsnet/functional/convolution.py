@@ -18,7 +18,11 @@ from capsnet.functional.routing import check_dtypes
 Algorithm = Literal["auto", "direct", "patches", "frequency"]
 
 FEW_NUMBERS = 256
-"""Up to so many numbers under a kernel, a copy of every patch costs less than `F.conv2d` loses."""
+"""Up to so many numbers under a kernel, a copy of every patch is cheap."""
+
+# From one or two channels to many outputs, `F.conv2d` loses more than that copy costs.
+_FEW_CHANNELS = 2
+_MANY_OUTPUTS = 32
 
 
 def convolve2d(
@@ -130,14 +134,17 @@ def choose_algorithm(
     """Returns which form of a convolution should be fastest.
 
     Direct wherever something better than plain matrix products exists or someone looks on: GPUs,
-    reduced precision, compilation and export. Patches where a kernel sees so few numbers that
-    copying them is cheap. Else whichever has the least estimated work; patches again for a single
-    image or two, as they read a weight that has its taps first, which the direct form must copy.
+    reduced precision, compilation and export. Patches where a kernel sees few numbers of one or two
+    channels and makes many outputs of them. Else whichever has the least estimated work; patches
+    again for a single image or two, as they read a weight that has its taps first, which the direct
+    form must copy.
 
     >>> choose_algorithm(torch.empty(128, 256, 20, 20), torch.empty(256, 256, 9, 9), stride=2)
     'frequency'
     >>> choose_algorithm(torch.empty(128, 1, 28, 28), torch.empty(256, 1, 9, 9))
     'patches'
+    >>> choose_algorithm(torch.empty(128, 3, 32, 32), torch.empty(64, 3, 9, 9))
+    'direct'
     """
     if (
         images.device.type != "cpu"
@@ -148,7 +155,9 @@ def choose_algorithm(
         return "direct"
     # Patches only forwards: putting them together again for a gradient of the images is slow.
     can_cut = not (images.requires_grad and torch.is_grad_enabled())
-    if can_cut and weight[0].numel() <= FEW_NUMBERS:
+    num_outputs, channels = weight.shape[:2]
+    is_cheap = weight[0].numel() <= FEW_NUMBERS and channels <= _FEW_CHANNELS
+    if can_cut and is_cheap and num_outputs >= _MANY_OUTPUTS:
         return "patches"
     rows, columns = _output_grid(images, weight, stride=stride, padding=padding)
     num_places = len(images) * rows * columns
