@@ -26,7 +26,7 @@ def test_shipped_weights_make_the_errors_of_their_record(
     metrics = record["metrics"]
     assert isinstance(metrics, dict)
     [recorded] = metrics.values()
-    assert measured["num_examples"] == recorded["num_examples"] == 10_000
+    assert measured["num_examples"] == recorded["num_examples"] >= 5000
     # Half precision and another machine's rounding may turn an example that stands on the edge.
     assert measured["num_errors"] == pytest.approx(recorded["num_errors"], abs=2)
 

@@ -1,4 +1,4 @@
-"""What is said of a name that does not exist, or of a size that cannot be."""
+"""What is said of a name that does not exist, a library that is missing, a size that cannot be."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -16,6 +16,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]!r}?" if near else ""
     return ValueError(f"unknown {kind} {name!r}{guess} ({hint or 'known: ' + ', '.join(names)})")
+
+
+def missing_library(purpose: str, library: str, extra: str) -> ValueError:
+    """Error for a library that only an extra installs.
+
+    >>> print(missing_library("reading .mat files", "scipy", "svhn"))
+    reading .mat files needs scipy: pip install '.[svhn]' in a checkout, else 'capsnet[svhn]'
+    """
+    command = f"pip install '.[{extra}]' in a checkout, else 'capsnet[{extra}]'"
+    return ValueError(f"{purpose} needs {library}: {command}")
 
 
 LARGEST_SIZE = 2**31

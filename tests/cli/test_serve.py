@@ -80,7 +80,4 @@ def test_each_mistake_is_one_sentence(
     assert "there are no weights to show" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert fail("--weights", weights) == 2
-    assert (
-        "pip install '.[playground]' in a checkout, 'capsnet[playground]' from"
-        in capsys.readouterr().err
-    )
+    assert "playground needs uvicorn: pip install '.[playground]'" in capsys.readouterr().err

@@ -116,6 +116,6 @@ def test_each_mistake_is_named(
     with pytest.raises(ValueError, match="at least 2 images, got 1"):
         export_model(model, path, format="onnx", images=IMAGES[:1])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs onnx: pip install 'capsnet\[export\]'"):
+    with pytest.raises(ValueError, match=r"needs onnx: pip install '\.\[export\]'"):
         export_model(model, path, format="onnx", images=IMAGES)
     assert list(tmp_path.iterdir()) == []

@@ -85,5 +85,5 @@ def test_missing_tensorboard_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match=r"tensorboard is not installed; pip install"):
+    with pytest.raises(ValueError, match=r"needs tensorboard: pip install '\.\[tensorboard\]'"):
         train(tiny_config(tensorboard=True), tmp_path / "run", reporter=Reporter())

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from capsnet.checks import missing_library
 from capsnet.models import CapsNet
 from capsnet.models.weights import list_weights
 from capsnet.playground.networks import load_networks
@@ -36,10 +37,7 @@ def serve(
 
         from capsnet.playground.server import create_app
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"the playground needs {error.name}: pip install '.[playground]' in a checkout, "
-            "'capsnet[playground]' from an index"
-        ) from None
+        raise missing_library("the playground", str(error.name), "playground") from None
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be 0 to 65535, got {port}")
     shown = load_networks(weights)

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, Shaped, UInt8
 
+from capsnet.checks import missing_library
+
 CIFAR_TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 CIFAR_TEST = ("test_batch",)
 _CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
@@ -287,9 +289,7 @@ def read_mat(
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise ValueError(
-            "reading .mat files needs scipy, which comes with: pip install 'capsnet[svhn]'"
-        ) from error
+        raise missing_library("reading .mat files", "scipy", "svhn") from error
     try:
         content = loadmat(file or path, variable_names=names)
     except FileNotFoundError:

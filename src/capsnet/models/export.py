@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsnet.checks import missing_library
 from capsnet.models import CapsNet, Model
 
 Format = Literal["onnx", "torch-export"]
@@ -116,10 +117,7 @@ def _stored_plainly(model: Model) -> Model:
 def _require_onnx() -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
         if importlib.util.find_spec(name) is None:
-            raise ValueError(
-                f"export to ONNX needs {name}: pip install '.[export]' in a checkout, "
-                "'capsnet[export]' from an index"
-            )
+            raise missing_library("export to ONNX", name, "export")
 
 
 def _write_onnx(

@@ -9,6 +9,7 @@ from typing import IO
 import numpy as np
 import torch
 
+from capsnet.checks import missing_library
 from capsnet.data import Split
 from capsnet.models import CapsNet, Model
 
@@ -152,9 +153,7 @@ def check_tensorboard() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
-        raise ValueError(
-            "tensorboard is not installed; pip install 'capsnet[tensorboard]' brings it"
-        ) from None
+        raise missing_library("--tensorboard", "tensorboard", "tensorboard") from None
 
 
 class TensorBoard:
