@@ -233,8 +233,9 @@ def svhn() -> TrainConfig:
         preset="svhn",
         data=DataConfig("svhn"),
         model=_capsnet("capsnet_svhn"),
-        epochs=10,
+        epochs=16,
         learning_rate=SHORT_RATE,
+        reconstruction_weight=0.0005,  # of 3,072 colour values, not of 784 mostly black ones
     )
 
 
