@@ -194,6 +194,10 @@ def test_svhn_is_standardised(tmp_path: Path) -> None:
     test = load_split(config, "test").test_batch(np.arange(9))
     assert_close(test.targets[:, 0] * 255, torch.from_numpy(images).float())
     assert_close(test.images.mean((1, 2, 3)), torch.zeros(9), atol=1e-5, rtol=0)
+    for shift, is_moved in ((0, False), (2, True)):
+        train = load_split(DataConfig("svhn", tmp_path, shift=shift), "train")
+        batch = train.train_batch(np.arange(12), seed=0, epoch=0)
+        assert bool((batch.targets[..., 0, :] == 0).all(-1).any()) == is_moved
 
 
 def test_the_original_affnist_comes_before_a_regenerated_one(tmp_path: Path) -> None:

@@ -75,7 +75,10 @@ def test_total_steps_count_epochs_or_steps() -> None:
             {"data": {"image_size": 16}},
             "image_size is a setting of folder, but mnist trains",
         ),
-        ({"data": {"name": "svhn", "shift": 1}}, "shift is a setting of .*, but mnist .* svhn"),
+        (
+            {"data": {"name": "cifar10", "shift": 1}},
+            "shift is a setting of .*, but mnist .* cifar10",
+        ),
         ({"data": {"generation_seed": 1}}, "generation_seed is a setting of affnist, folder, "),
     ],
 )

@@ -51,7 +51,7 @@ class DataConfig:
     data_dir: Path | None = None
     """Folder of datasets, or of your own images; default: CAPSNET_DATA, or the user's cache."""
     shift: int | None = None
-    """Most pixels an image is shifted; default: the paper's value (own images: 0)."""
+    """Most pixels an image is shifted; default: the paper's value (SVHN, own images: 0)."""
     num_train: int | None = None
     """Use only the first so many training images (MultiMNIST: digits); default: all."""
     held_out: int = 0
@@ -255,7 +255,9 @@ def _load_svhn(config: DataConfig, split: SplitName) -> Split:
         name=config.name,
         split=split,
         class_names=DIGITS,
-        standardised=True,  # the paper does not say how SVHN was prepared; this much is our choice
+        # The paper does not say how SVHN was prepared; this much is our choice.
+        steps=(Shift(_shift_or(config, 0)),),
+        standardised=True,
         origin="SVHN, cropped digits",
     )
 

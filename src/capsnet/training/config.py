@@ -32,7 +32,7 @@ CHANGEABLE = frozenset(
 
 #: Settings of the data that only these datasets have a use for.
 _USED_BY = {
-    "shift": {"mnist", "fashion-mnist", "multimnist", "mnist-40", "affnist", "folder"},
+    "shift": {"mnist", "fashion-mnist", "multimnist", "mnist-40", "affnist", "svhn", "folder"},
     "generation_seed": {"multimnist", "mnist-40", "affnist", "folder"},
     "image_size": {"folder"},
     "image_channels": {"folder"},
