@@ -18,6 +18,7 @@ from capsnet.experiments.runs import (
 )
 from capsnet.experiments.tables import describe_budget
 from capsnet.models import CapsNet
+from capsnet.models.weights import list_weights
 from capsnet.training.records import read_json
 
 
@@ -139,6 +140,16 @@ def test_shipped_weights_count_only_where_a_run_of_theirs_would(tmp_path: Path) 
     # As many images as 8 epochs of 468 batches of 128 are fewer steps of larger batches.
     write_run(tmp_path / "large", "mnist", error=0.1, steps=1000, changes={"batch_size": 512})
     assert sources(look(tmp_path, *digits), "capsnet") == ["large"]
+
+
+def test_a_folder_with_the_name_of_shipped_weights_does_not_stand_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_weights("mnist")
+    write_run(tmp_path / "mnist", "mnist", error=0.1, changes={"model": TINY}, with_weights=True)
+    monkeypatch.chdir(tmp_path)
+    [run] = look(tmp_path / "runs", *find_experiment("fig4").needs)["capsnet"]
+    assert run.weights == list_weights()["mnist"]
 
 
 def test_weights_by_name_are_taken_and_their_difference_is_noted(tmp_path: Path) -> None:

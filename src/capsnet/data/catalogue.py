@@ -263,11 +263,8 @@ def _load_svhn(config: DataConfig, split: SplitName) -> Split:
 
 
 def _load_folder(config: DataConfig, split: SplitName) -> Split:
-    from capsnet.data.folder import (
-        find_form,
-        list_folder,
-        load_folder,
-    )  # Pillow is needed for nothing else
+    # Pillow is needed for nothing else.
+    from capsnet.data.folder import find_form, list_folder, load_folder
 
     if config.data_dir is None:
         raise ValueError("dataset 'folder' needs data_dir, a folder with one subfolder per class")

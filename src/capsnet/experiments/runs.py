@@ -133,8 +133,9 @@ def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter
     for need in needs:
         wanted = _settings(need, options, found)
         finished = list(finished_runs(options.runs_folder, say))
-        if need.shipped in list_weights():
-            finished.append(open_source(str(need.shipped)))
+        shipped = need.shipped or ""
+        if shipped in list_weights():  # by its file: a folder here may have the same name
+            finished.append(_open_weights(shipped, list_weights()[shipped]))
         runs = _choose(finished, wanted, need, options)
         if options.train:
             settings = (runs[0].config if runs else None) or wanted
@@ -158,6 +159,10 @@ def open_source(source: str) -> Trained:
     path = find_weights(source)
     if (Path(source) / RESULT).exists():
         return _open_run(Path(source))
+    return _open_weights(source, path)
+
+
+def _open_weights(source: str, path: Path) -> Trained:
     return Trained(source, path, file_digest(path), read_tensors(path)[1])
 
 

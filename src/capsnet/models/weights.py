@@ -74,7 +74,9 @@ def find_weights(source: str | Path) -> Path:
     """Returns the file of weights that a run's directory, a shipped name or a path stands for."""
     shipped = list_weights()
     path = Path(source)
-    if not is_run(source) and str(source) in shipped:
+    if (path / WEIGHTS).is_file() or (path / CHECKPOINTS).is_dir():
+        warn_of_namesake(source)
+    elif str(source) in shipped:
         return shipped[str(source)]
     if path.is_dir():
         if (path / WEIGHTS).is_file():
@@ -92,18 +94,12 @@ def find_weights(source: str | Path) -> Path:
     raise unknown_name("weights", str(source), shipped, hint)
 
 
-def is_run(source: str | Path) -> bool:
-    """Returns whether this is a directory with weights or checkpoints.
-
-    It comes before shipped weights of the same name, which is said.
-    """
-    path = Path(source)
-    found = (path / WEIGHTS).is_file() or (path / CHECKPOINTS).is_dir()
-    if found and str(source) in list_weights():
+def warn_of_namesake(run: str | Path) -> None:
+    """Says that a run is taken, if there are shipped weights of its name."""
+    if str(run) in list_weights():
         logging.getLogger("capsnet").warning(
-            "%s is the run in this folder, not the shipped weights of that name", source
+            "%s is the run in this folder, not the shipped weights of that name", run
         )
-    return found
 
 
 def list_weights() -> dict[str, Path]:

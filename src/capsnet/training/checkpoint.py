@@ -16,10 +16,10 @@ from capsnet.models.weights import (
     config_from_dict,
     copy_tensors,
     find_weights,
-    is_run,
     load_weights,
     model_from_tensors,
     read_tensors,
+    warn_of_namesake,
     write_tensors,
 )
 from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict
@@ -250,7 +250,7 @@ def load_model_and_record(source: str | Path) -> tuple[Model, dict[str, object]]
     run = Path(source)
     if (run / WEIGHTS).exists() or not list_checkpoints(run):
         return load_weights(find_weights(source))
-    is_run(source)  # which says if shipped weights have that name
+    warn_of_namesake(source)
     found = newest_checkpoint(run, logging.getLogger("capsnet").warning)
     assert found is not None
     tensors, record = found
