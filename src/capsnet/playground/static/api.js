@@ -14,7 +14,25 @@ export async function post(path, body) {
   });
 }
 
+let waiting = 0;
+
+/** Counts the requests on their way in <html data-asking>, absent when all are answered. */
+function count(change) {
+  waiting += change;
+  if (waiting) document.documentElement.dataset.asking = waiting;
+  else delete document.documentElement.dataset.asking;
+}
+
 async function request(path, options) {
+  count(1);
+  try {
+    return await exchange(path, options);
+  } finally {
+    count(-1);
+  }
+}
+
+async function exchange(path, options) {
   const response = await fetch(path, options).catch(() => {
     throw new Error("The server does not answer; is capsnet serve still running?");
   });
