@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -95,8 +95,12 @@ class RunServer:
         num_processes: int = 1,
         signal_number: int = signal.SIGKILL,
         after: float | None = None,
+        once: Callable[[], bool] = lambda: True,
     ) -> list[int]:
-        """Begins or resumes a run, sends a signal after some seconds; how the processes ended."""
+        """Begins or resumes a run; how its processes ended.
+
+        A signal is sent `after` so many seconds, counted from when `once` holds.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -107,11 +111,12 @@ class RunServer:
             "port": port,
         }
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write((json.dumps(request) + "\n").encode())
         pids = self._receive()
-        has_ended, _, _ = select.select([self._process.stdout], [], [], after)
-        if not has_ended:
+        has_ended = False
+        while not (has_ended or once()):
+            has_ended = self._has_ended(0.01)
+        if not (has_ended or self._has_ended(after)):
             for pid in pids:
                 # The id cannot be another's by now: the server starts nothing before the next run.
                 with suppress(ProcessLookupError):
@@ -125,6 +130,9 @@ class RunServer:
     def close(self) -> None:
         """Ends the server."""
         self._process.communicate(timeout=30)
+
+    def _has_ended(self, seconds: float | None) -> bool:
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def _receive(self) -> list[int]:
         assert self._process.stdout is not None

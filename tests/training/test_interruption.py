@@ -70,7 +70,14 @@ def test_interrupted_run_ends_with_the_same_weights(
 def test_sigterm_saves_before_it_stops(server: RunServer, tmp_path: Path) -> None:
     config = tiny_config(epochs=4000)
     run = tmp_path / "run"
-    assert server.run(config, run, signal_number=signal.SIGTERM, after=1.5) == [128 + 15]
+
+    def stop_once_it_says(text: str) -> list[int]:
+        def has_said() -> bool:
+            return Path(f"{run}.output-0").exists() and text in server.output(run)
+
+        return server.run(config, run, signal_number=signal.SIGTERM, after=0.2, once=has_said)
+
+    assert stop_once_it_says("step 3/32,000") == [128 + signal.SIGTERM]
     step = int(max((run / "checkpoints").iterdir()).stem.removeprefix("step-"))
-    assert server.run(config, run, signal_number=signal.SIGTERM, after=1.0) == [128 + 15]
-    assert f"going on after step {step:,} of 32,000" in server.output(run)
+    assert step >= 3
+    assert stop_once_it_says(f"going on after step {step:,} of 32,000") == [128 + signal.SIGTERM]
