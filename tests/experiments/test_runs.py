@@ -136,9 +136,9 @@ def test_shipped_weights_count_only_where_a_run_of_theirs_would(tmp_path: Path) 
     digits = find_experiment("fig4").needs
     assert sources(look(tmp_path, *digits), "capsnet") == ["mnist"]
     with pytest.raises(ValueError, match="there is no finished run of mnist in"):
-        look(tmp_path, *digits, epochs=9)
-    # As many images as 8 epochs of 468 batches of 128 are fewer steps of larger batches.
-    write_run(tmp_path / "large", "mnist", error=0.1, steps=1000, changes={"batch_size": 512})
+        look(tmp_path, *digits, epochs=1000)
+    # As many images as 20 epochs of 468 batches of 128 are fewer steps of larger batches.
+    write_run(tmp_path / "large", "mnist", error=0.1, steps=5000, changes={"batch_size": 512})
     assert sources(look(tmp_path, *digits), "capsnet") == ["large"]
 
 
