@@ -32,6 +32,13 @@ def sources(found: Found, role: str) -> list[str]:
 
 
 MNIST = Need("capsnet", "mnist", trials=3)
+#: Of another size than the shipped network.
+WIDE = Need(
+    "capsnet",
+    "mnist",
+    {"model": {"conv_channels": 512, "primary_types": 64}},
+    shipped="mnist",
+)
 
 
 def test_the_longest_runs_are_taken_and_never_the_best(tmp_path: Path) -> None:
@@ -129,10 +136,9 @@ def test_the_paper_s_table_1_is_as_printed() -> None:
 
 
 def test_shipped_weights_count_only_where_a_run_of_theirs_would(tmp_path: Path) -> None:
-    require_weights("mnist", "multimnist")
-    pairs = find_experiment("fig5").needs
-    with pytest.raises(ValueError, match="there is no finished run of multimnist in"):
-        look(tmp_path, *pairs)  # shipped is a narrow network
+    require_weights("mnist")
+    with pytest.raises(ValueError, match="there is no finished run of mnist in"):
+        look(tmp_path, WIDE)
     digits = find_experiment("fig4").needs
     assert sources(look(tmp_path, *digits), "capsnet") == ["mnist"]
     with pytest.raises(ValueError, match="there is no finished run of mnist in"):
@@ -153,13 +159,12 @@ def test_a_folder_with_the_name_of_shipped_weights_does_not_stand_for_them(
 
 
 def test_weights_by_name_are_taken_and_their_difference_is_noted(tmp_path: Path) -> None:
-    require_weights("multimnist")
-    [need] = find_experiment("fig5").needs
-    [run] = look(tmp_path, need, weights=("multimnist",))["capsnet"]
-    note = describe_difference(run, need)
+    require_weights("mnist")
+    [run] = look(tmp_path, WIDE, weights=("mnist",))["capsnet"]
+    note = describe_difference(run, WIDE)
     assert note is not None
-    assert note.startswith("multimnist is not the network of the preset multimnist: ")
-    assert "conv_channels 128 instead of 256, primary_types 16 instead of 32." in note
+    assert note.startswith("mnist is not the network of the preset mnist: ")
+    assert "conv_channels 256 instead of 512, primary_types 32 instead of 64." in note
     narrow = write_run(
         tmp_path / "a", "mnist", error=0.1, changes={"model": TINY}, with_weights=True
     )
