@@ -132,6 +132,7 @@ class RunServer:
         self._process.communicate(timeout=30)
 
     def _has_ended(self, seconds: float | None) -> bool:
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def _receive(self) -> list[int]:
