@@ -113,7 +113,7 @@ def _capsnet(name: str) -> CapsNetConfig:
 
 
 def _rate(model: ModelConfig) -> float:
-    """The learning rate of a short schedule, as chosen on held-out digits (docs/log.md)."""
+    """The learning rate of a short schedule; the baselines' is the paper's, as none was tried."""
     return SHORT_RATE if isinstance(model, CapsNetConfig) else PAPER_RATE
 
 
