@@ -93,7 +93,7 @@ def test_json_and_csv_say_the_same(
     assert answer["classes"] == sorted(lengths, key=lambda name: -lengths[name])[:2]
     assert run(*common) == 0
     first, second = answer["classes"]
-    assert f"{first} ({lengths[first]:.2f}) and {second}" in capsys.readouterr().out
+    assert f"{first} ({lengths[first]:.2f}), {second}" in capsys.readouterr().out
 
 
 def test_reconstructions_are_written_beside_what_was_seen(
@@ -174,7 +174,10 @@ def test_blank_image_is_said_to_have_no_ink(
 ) -> None:
     Image.new("L", (50, 40), 255).save(tmp_path / "blank.png")
     assert run(tmp_path / "blank.png", "--weights", weights) == 0
-    assert capsys.readouterr().out.endswith("; there is no ink in it\n")
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"{tmp_path / 'blank.png'}: there is no ink in it; the network answers n"
+    )
     assert run(tmp_path / "blank.png", "--weights", weights, "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["blank"] is True
 
@@ -210,6 +213,10 @@ def test_each_mistake_is_one_sentence(
         (
             (good, "--weights", tmp_path / "blind.safetensors", "--reconstructions", tmp_path),
             "have no decoder",
+        ),
+        (
+            (good, "--weights", weights, "--reconstructions", good),
+            "--reconstructions must be a folder, but",
         ),
     ]
     for arguments, sentence in mistakes:

@@ -72,7 +72,7 @@ def test_evaluate_lists_wrong_examples_and_takes_ensembles(
     assert "have shape (1, 40, 40), but the model takes (1, 28, 28)" in capsys.readouterr().err
 
 
-def test_wrong_examples_of_own_images_are_named_by_their_folders(
+def test_wrong_examples_of_own_images_are_named_by_their_files(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, level in (("cat", 10), ("dog", 200)):
@@ -89,7 +89,12 @@ def test_wrong_examples_of_own_images_are_named_by_their_folders(
     capsys.readouterr()
     assert run("evaluate", "runs/folder-seed0") == 0
     first = capsys.readouterr().out.splitlines()[1]
-    assert "cat taken for dog" in first or "dog taken for cat" in first
+    place, _, mistake = first.strip().partition(": ")
+    assert mistake in ("cat taken for dog", "dog taken for cat")
+    assert Path(place).parent.name == mistake[:3]
+    assert Path(place).is_file()
+    assert run("evaluate", "runs/folder-seed0", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["wrong"][0]["file"] == place
     Path("pets/dog").rename("pets/wolf")
     assert run("evaluate", "runs/folder-seed0") == 2
     sentence = "the classes of folder are cat, wolf, but the model was trained on cat, dog"

@@ -76,6 +76,15 @@ def test_the_seed_decides_which_images_are_for_testing(animals: Path) -> None:
     assert test_part(0) != test_part(1)
 
 
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_every_image_knows_its_file(animals: Path, split: str) -> None:
+    part = load(animals, split, held_out=4)
+    assert part.files is not None
+    images = part.test_batch(np.arange(len(part))).images
+    for image, path in zip(images, part.files, strict=True):
+        assert round(float(image.mean()) * 255) == np.asarray(Image.open(path)).mean()
+
+
 def test_held_out_images_come_from_all_classes(animals: Path) -> None:
     assert set(labels_of(load(animals, "validation", held_out=8))) == {0, 1, 2}
     assert len(load(animals, held_out=8)) == 16

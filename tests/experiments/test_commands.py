@@ -142,18 +142,27 @@ def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     }
 
 
-def test_a_result_is_made_anew_when_a_picture_is_gone_or_the_network_is_another(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_a_result_is_made_anew_when_a_picture_is_gone(runs: Path, tmp_path: Path) -> None:
     options = tiny(runs, tmp_path)
     done = reproduce("fig3", options, reporter=Silent())
     done.pictures[0].unlink()
     assert reproduce("fig3", options, reporter=NoTraining()).is_new
     assert done.pictures[0].exists()
-    other = Options(
-        **(vars(options) | {"weights": (str(runs / "quick" / "mnist-seed0"),), "num_examples": 39})
-    )
-    assert reproduce("fig3", other, reporter=NoTraining()).is_new
+
+
+def test_a_network_of_the_users_choice_replaces_no_result_unasked(
+    runs: Path, tmp_path: Path
+) -> None:
+    options = tiny(runs, tmp_path)
+    done = reproduce("fig3", options, reporter=Silent())
+    before = done.result.read_bytes()
+    own = {"weights": (str(runs / "quick" / "mnist-seed0"),), "num_examples": 39}
+    other = Options(**(vars(options) | own))
+    with pytest.raises(ValueError, match="other networks or options; --out writes into a folder"):
+        reproduce("fig3", other, reporter=NoTraining())
+    assert done.result.read_bytes() == before
+    replacing = Options(**(vars(other) | {"overwrite": True}))
+    assert reproduce("fig3", replacing, reporter=NoTraining()).is_new
     assert not reproduce("fig3", other, reporter=NoTraining()).is_new
 
 

@@ -53,7 +53,7 @@ _COMMANDS = (
     ("export", "capsnet.cli.export:export", "Write a trained model as ONNX or torch.export."),
     ("reproduce", "capsnet.cli.reproduce:reproduce", "Reproduce a table or figure of the paper."),
     ("report", "capsnet.cli.reproduce:report", "Put all results beside the paper's."),
-    ("bench", "capsnet.cli.bench:bench", "Measure the speed of a training step."),
+    ("bench", "capsnet.cli.bench:bench", "Measure speed and memory against plain PyTorch."),
 )
 for _place, (_name, _path, _help) in enumerate(_COMMANDS):
     app.command(_path, name=_name, help=_help, sort_key=_place)

@@ -72,6 +72,8 @@ def predict(
     if reconstructions is not None:
         if not (isinstance(network.model, CapsNet) and network.model.config.decoder):
             raise ValueError(f"weights {weights} have no decoder, so nothing can be reconstructed")
+        if reconstructions.exists() and not reconstructions.is_dir():
+            raise ValueError(f"--reconstructions must be a folder, but {reconstructions} is a file")
         reconstructions.mkdir(parents=True, exist_ok=True)
     answers: list[dict[str, object]] = []
     for start in range(0, len(files), BATCH_SIZE):
@@ -168,10 +170,10 @@ def _describe(answer: dict[str, object]) -> str:
     classes = answer["classes"]
     assert isinstance(scores, dict)
     assert isinstance(classes, list)
-    said = " and ".join(f"{name} ({scores[name]:.2f})" for name in classes)
-    note = ", dark on light" if answer["polarity"] == "dark on light" else ""
+    said = ", ".join(f"{name} ({scores[name]:.2f})" for name in classes)
     if answer["blank"]:
-        note = "; there is no ink in it"
+        return f"{answer['file']}: there is no ink in it; the network answers {said}"
+    note = "; dark on light" if answer["polarity"] == "dark on light" else ""
     return f"{answer['file']}: {said}{note}"
 
 

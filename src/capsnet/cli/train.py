@@ -274,7 +274,8 @@ def evaluate(
             ", ".join(examples.class_names[number] for number in numbers)
             for numbers in (example.labels, example.predictions)
         )
-        print(f"  example {example.index:,}: {labels} taken for {predictions}")
+        place = example.file or f"example {example.index:,}"
+        print(f"  {place}: {labels} taken for {predictions}")
     if evaluation.num_errors > MAX_SHOWN:
         num_listed = len(evaluation.wrong)
         them = "them" if num_listed == evaluation.num_errors else f"the first {num_listed:,}"

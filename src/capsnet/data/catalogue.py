@@ -102,8 +102,10 @@ def load_split(config: DataConfig, split: SplitName) -> Split:
 
 
 def _select(
-    examples: Examples, config: DataConfig, split: SplitName
-) -> tuple[UInt8[np.ndarray, "n C h w"], Int64[np.ndarray, " n"]]:
+    examples: tuple[Shaped[np.ndarray, "N ..."], Int64[np.ndarray, " N"]],
+    config: DataConfig,
+    split: SplitName,
+) -> tuple[Shaped[np.ndarray, "n ..."], Int64[np.ndarray, " n"]]:
     """The part of the authors' training set, or all of their test set, that makes up the split."""
     images, labels = examples
     if split == "test":
@@ -280,13 +282,16 @@ def _load_folder(config: DataConfig, split: SplitName) -> Split:
     if split != "test":  # classes take turns at random, so that the first or last n have all
         order = np.arange(len(chosen))
         chosen = chosen[shuffle(order, len(chosen), seed=config.generation_seed, epoch=0)]
+    chosen, labels = _select((chosen, contents.labels[chosen]), config, split)
     return ArraySplit(
-        *_select((images[chosen], contents.labels[chosen]), config, split),
+        images[chosen],
+        labels,
         name=config.name,
         split=split,
         class_names=contents.class_names,
         steps=(Shift(_shift_or(config, 0)),),
         origin=f"images in {folder}",
+        files=tuple(contents.paths[number] for number in chosen),
     )
 
 

@@ -227,9 +227,10 @@ def download(
     for file in missing:
         if not _fetch(file, folder, report, make_progress):
             wanted = ", ".join(each.name for each in missing[missing.index(file) :])
+            them = "it" if file == missing[-1] else "them"
             raise OSError(
                 f"no address delivered {file.name}; fetch {wanted} in another way "
-                f"({SOURCES[name].homepage}) and put them into {folder}"
+                f"({SOURCES[name].homepage}) and put {them} into {folder}"
             )
     return [folder / file.name for file in files]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ class Split(ABC):
     """How many classes an image shows."""
     origin: str
     """Where the examples come from, in one line."""
+    files: tuple[Path, ...] | None = None
+    """The file of each example, where every one has its own."""
 
     @property
     def num_classes(self) -> int:
@@ -88,6 +91,7 @@ class ArraySplit(Split):
         standardised: bool = False,
         test_seed: int | None = None,
         origin: str,
+        files: tuple[Path, ...] | None = None,
     ) -> None:
         """Holds the images.
 
@@ -102,6 +106,7 @@ class ArraySplit(Split):
             test_seed: None for the steps' test-time counterparts; a seed when the test images, too,
                 are random, each a function of its index.
             origin: where the images come from.
+            files: the file of each, where every one has its own.
         """
         if not images.size:
             raise ValueError(f"{name} must have images to be a {split} set, got none")
@@ -111,6 +116,7 @@ class ArraySplit(Split):
                 f"got {labels.min()} to {labels.max()}"
             )
         self.name, self.split, self.class_names, self.origin = name, split, class_names, origin
+        self.files = files
         self._images, self._labels = images, labels
         self._steps, self._standardised, self._test_seed = steps, standardised, test_seed
         probe = self.make_batch(np.zeros(1, dtype=np.int64), None)

@@ -169,6 +169,11 @@ def reproduce(
         pictures = tuple(images / str(each) for each in names)
         if all(picture.exists() for picture in pictures):
             return Reproduced(stored, result, pictures, is_new=False)
+    elif stored is not None and options.weights and not options.overwrite:
+        raise ValueError(
+            f"{result} was obtained with other networks or options; "
+            "--out writes into a folder of its own, --overwrite replaces it"
+        )
     started = time.monotonic()
     outcome = experiment.measure(found, options)
     drawn = {f"{prefix}{name}{ending}.png": draw for ending, draw in outcome.pictures.items()}

@@ -67,7 +67,7 @@ def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Imag
     except ValueError:
         raise
     except Exception as error:  # PIL's decoders raise what they like on damaged files
-        raise ValueError(f"the image is damaged: {type(error).__name__}") from None
+        raise ValueError(f"the image is damaged: {str(error) or type(error).__name__}") from None
 
 
 def prepare_image(

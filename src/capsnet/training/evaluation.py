@@ -34,6 +34,9 @@ class WrongExample:
     predictions: tuple[int, ...]
     """The classes that were predicted, the strongest first."""
 
+    file: str | None = None
+    """Where it is, if it has a file of its own."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -83,6 +86,7 @@ class Evaluation:
                 "index": example.index,
                 "labels": list(example.labels),
                 "predictions": list(example.predictions),
+                **({} if example.file is None else {"file": example.file}),
             }
             for example in self.wrong
         ]
@@ -270,7 +274,10 @@ def _summarise(
     num_errors = int(is_wrong.sum())
     wrong = tuple(
         WrongExample(
-            int(indices[row]), tuple(labels[row].tolist()), tuple(predictions[row].tolist())
+            int(indices[row]),
+            tuple(labels[row].tolist()),
+            tuple(predictions[row].tolist()),
+            None if split.files is None else str(split.files[indices[row]]),
         )
         for row in is_wrong.nonzero().flatten().tolist()[:MAX_WRONG]
     )
