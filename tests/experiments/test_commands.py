@@ -93,6 +93,8 @@ def test_each_command_measures_draws_and_then_has_nothing_left_to_do(
     for row in numbers(done):
         assert row["label"] in expected
         assert row["paper"] == expected[str(row["label"])].paper
+        if "ensemble" in str(row["label"]):
+            continue  # of one network there is none
         values = row["values"]
         assert isinstance(values, list)
         assert values
@@ -140,6 +142,18 @@ def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert {row["label"]: row["trials"] for row in numbers(done)} == {
         row.label: 1 for row in EXPERIMENTS["affnist"].expected
     }
+
+
+def test_one_network_is_no_ensemble_and_two_are(runs: Path, files: Path, tmp_path: Path) -> None:
+    options = tiny(runs, tmp_path, files)
+    together, single = numbers(reproduce("cifar10", options, reporter=Silent()))
+    assert (together["mean"], together["seeds"]) == (None, [])
+    assert single["seeds"] == [0]
+    two = reproduce("cifar10", Options(**(vars(options) | {"trials": 2})), reporter=Silent())
+    together, single = numbers(two)
+    assert together["seeds"] == single["seeds"] == [0, 1]
+    assert (together["trials"], single["trials"]) == (1, 2)
+    assert two.record["notes"] == ["This ensemble has 2 networks."]
 
 
 def test_a_result_is_made_anew_when_a_picture_is_gone(runs: Path, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from capsnet.experiments.runs import (
 from capsnet.experiments.tables import describe_budget
 from capsnet.models import CapsNet
 from capsnet.models.weights import list_weights
-from capsnet.training.records import read_json
+from capsnet.training import configure
+from capsnet.training.records import read_json, write_json
 
 
 def look(runs: Path, *needs: Need, **options: object) -> Found:
@@ -75,6 +76,27 @@ def test_trials_share_all_settings(tmp_path: Path) -> None:
     assert sources(look(tmp_path, MNIST), "capsnet") == ["b", "c"]
 
 
+def test_what_is_merely_logged_does_not_divide_trials(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mnist", error=0.1, changes={"evaluate_every": 1, "threads": 1})
+    write_run(tmp_path / "b", "mnist", error=0.1, seed=1, changes={"log_every": 7})
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["a", "b"]
+
+
+def test_of_equally_long_runs_the_one_with_the_preset_s_settings_is_taken(tmp_path: Path) -> None:
+    wanted = configure("mnist").learning_rate
+    for name, rate in (("a", 0.007), ("b", wanted), ("c", 0.009)):
+        write_run(tmp_path / name, "mnist", error=0.1, changes={"learning_rate": rate})
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["b"]
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "figA1"])
+def test_a_figure_of_one_network_names_one(tmp_path: Path, name: str) -> None:
+    for seed in (1, 0):
+        changes: dict[str, object] = {"evaluate_every": 1}
+        write_run(tmp_path / f"{seed}", "mnist", error=0.1, seed=seed, steps=10**6, changes=changes)
+    assert sources(look(tmp_path, *find_experiment(name).needs), "capsnet") == ["0"]
+
+
 def test_a_run_to_compare_with_shares_the_settings_of_the_other(tmp_path: Path) -> None:
     write_run(tmp_path / "three", "cifar10", error=0.3, steps=700)
     one: dict[str, object] = {"num_iterations": 1}
@@ -98,6 +120,19 @@ def test_a_damaged_run_is_left_out_aloud(tmp_path: Path) -> None:
     found = gather((MNIST,), Options(runs=tmp_path, train=False), said.append, None)
     assert sources(found, "capsnet") == ["good"]
     assert "bad/result.json is damaged" in said[0]
+
+
+def test_a_run_of_another_version_is_left_out_aloud(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", "mnist", error=0.1)
+    other = write_run(tmp_path / "other", "mnist", error=0.1, steps=2000) / "result.json"
+    record = read_json(other)
+    config = record["config"]
+    assert isinstance(config, dict)
+    write_json(other, {**record, "config": {**config, "momentum": 0.9}})
+    said: list[str] = []
+    found = gather((MNIST,), Options(runs=tmp_path, train=False), said.append, None)
+    assert sources(found, "capsnet") == ["good"]
+    assert "other has settings of another version" in said[0]
 
 
 def test_table_1_is_the_mean_and_deviation_of_the_runs_there_are(tmp_path: Path) -> None:
@@ -202,6 +237,21 @@ def test_claims_without_a_run_of_mnist_leave_its_rows_empty(tmp_path: Path) -> N
     rows = done.record["rows"]
     assert isinstance(rows, list)
     assert [row["mean"] for row in rows] == [None] * 3 + [pytest.approx(-0.002)] + [None] * 3
+
+
+def test_claims_compare_runs_of_the_same_seed_and_length(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for seed, error in ((0, 0.003), (1, 0.005)):
+        write_run(runs / f"r1-{seed}", "mnist-r1", error=error, seed=seed)
+    write_run(runs / "norecon", "mnist-r1-norecon", error=0.009, seed=1)
+    longer = {"multimnist": 2000, "multimnist-r1": 1000}
+    for preset, steps in longer.items():
+        write_run(runs / preset, preset, error=0.06, steps=steps)
+    done = reproduce("claims", Options(runs=runs, out=tmp_path, train=False))
+    rows = done.record["rows"]
+    assert isinstance(rows, list)
+    assert rows[1]["mean"] is None
+    assert (rows[3]["mean"], rows[3]["seeds"]) == (pytest.approx(0.005 - 0.009), [1])
 
 
 def test_networks_of_unknown_length_have_a_budget_too(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The claims around the tables: iterations, reconstruction, priors, the dimension of width."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,10 +64,10 @@ def measure_claims(found: Found, options: Options) -> Outcome:
     """What routing, reconstruction and priors change, and which dimension follows the width."""
     rows = []
     for row, (_, first, second, _) in zip(CLAIMS, _DIFFERENCES, strict=False):
-        runs = [found.get(role, []) for role in (first, second)]
-        errors = [list_errors(each, find_dataset(first)) for each in runs]
-        change = [float(np.mean(errors[0]) - np.mean(errors[1]))] if all(errors) else []
-        rows.append(fill(row, change, runs[0]))
+        pairs = _pair(found.get(first, []), found.get(second, []))
+        errors = [list_errors(pair, find_dataset(first)) for pair in pairs]
+        changes = [pair[0] - pair[1] for pair in errors if len(pair) == 2]
+        rows.append(fill(row, changes, [ours for ours, _ in pairs]))
     widths = _measure_widths(found["mnist"][0], options) if found["mnist"] else _NO_WIDTHS
     rows += widths.rows
     caption = figures.Caption(
@@ -87,6 +88,14 @@ def measure_claims(found: Found, options: Options) -> Outcome:
         ),
         details=widths.details,
     )
+
+
+def _pair(first: Sequence[Trained], second: Sequence[Trained]) -> list[tuple[Trained, Trained]]:
+    """Runs of the same seed and length: only those are to be compared."""
+    partners = {(run.seed, run.steps): run for run in second}
+    return [
+        (run, partners[run.seed, run.steps]) for run in first if (run.seed, run.steps) in partners
+    ]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ _NUM_TRAIN = {
     "smallnorb": 24_300,
     "svhn": 73_257,
 }
-#: Multiplications of the direct form in a second of training. Two cores with AVX2 do about this
-#: many; the CapsNet's are saved in part by its faster convolution. The GPU's rate is a guess at
-#: two fifths of ten teraflops.
-_TWO_CORES_CAPSNET, _TWO_CORES_CNN, _ONE_GPU = 90e9, 45e9, 2e12
+#: Multiplications of the direct form in a second of training: on two cores with AVX2 what the
+#: steps of `capsnet bench` come to (the fast convolution makes fewer); the GPU's rate is a guess
+#: at two fifths of ten teraflops.
+_TWO_CORES_CAPSNET, _TWO_CORES_CNN, _ONE_GPU = 120e9, 250e9, 2e12
 
 
 @dataclass(frozen=True)

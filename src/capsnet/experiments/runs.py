@@ -1,6 +1,5 @@
 """The trained networks that an experiment needs: found among finished runs, shipped, or trained."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
@@ -17,9 +16,12 @@ from capsnet.training.progress import Reporter
 from capsnet.training.records import CONFIG, RESULT, file_digest, read_json
 
 Say = Callable[[str], None]
+_Differences = tuple[tuple[str, str], ...]
 
 #: Settings of the network that leave the paper's architecture as it is.
 _FREE_MODEL_SETTINGS = frozenset({"bias", "initialisation", "uniform_primary_coupling"})
+#: Settings of a run that leave the trained network as it is.
+_MERE_LOGGING = frozenset({"evaluate_every", "evaluate_on", "log_every"})
 #: A miniature: few images, few steps, narrow layers. It shows that a command works, no more.
 QUICK_STEPS = 150
 _QUICK = {"batch_size": 32, "warmup_steps": 10, "log_every": 5, "threads": 1}
@@ -46,6 +48,9 @@ class Need:
 
     trials: int = 1
     """How many are trained, with seeds 0, 1, 2, ..., unless the user says otherwise."""
+
+    most: int | None = None
+    """How many of the finished ones are used at most; None for all."""
 
     shipped: str | None = None
     """Name of shipped weights, which count as a run does."""
@@ -144,7 +149,7 @@ def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter
             unused = (seed for seed in count() if seed not in used)
             for seed in islice(unused, num_missing):
                 runs.append(_train(replace(settings, seed=seed), need, options, say, reporter))
-        found[need.role] = runs[: options.trials]
+        found[need.role] = runs[: need.most or options.trials]
     if not any(found.values()):
         presets = ", ".join(need.preset for need in needs)
         raise ValueError(
@@ -181,7 +186,12 @@ def _open_run(run: Path) -> Trained:
     assert isinstance(files, dict)
     if not (run / WEIGHTS).exists():
         raise ValueError(f"{run / WEIGHTS} is missing")
-    return Trained(str(run), run / WEIGHTS, str(files[WEIGHTS]), record)
+    trained = Trained(str(run), run / WEIGHTS, str(files[WEIGHTS]), record)
+    try:
+        assert trained.config is not None
+    except ValueError as error:
+        raise ValueError(f"{run} has settings of another version: {error}") from None
+    return trained
 
 
 def _assign(needs: Sequence[Need], options: Options) -> Found:
@@ -237,30 +247,42 @@ def _miniature(config: TrainConfig, options: Options) -> TrainConfig:
 
 
 def _num_trials(need: Need, options: Options) -> int:
-    return options.trials or (min(need.trials, 2) if options.quick else need.trials)
+    trials = options.trials or (min(need.trials, 2) if options.quick else need.trials)
+    return min(trials, need.most or trials)
 
 
 def _choose(
     runs: Iterable[Trained], wanted: TrainConfig, need: Need, options: Options
 ) -> list[Trained]:
-    """The finished runs of the wanted network: the longest settings, each seed once."""
-    groups: dict[str, dict[int, Trained]] = {}
+    """The finished runs of the wanted network, each seed once.
+
+    Of runs with different settings those that saw most images, then those with most seeds, then
+    those nearest to the wanted settings.
+    """
+    groups: dict[_Differences, dict[int, Trained]] = {}
     for run in runs:
         config = run.config
         if config is None or not _fits(config, wanted, need, options):
             continue
-        key = json.dumps(to_dict(replace(config, seed=0, threads=None)), sort_keys=True)
-        groups.setdefault(key, {}).setdefault(config.seed, run)
+        differences = _differences(config, wanted)
+        groups.setdefault(tuple(sorted(differences.items())), {}).setdefault(config.seed, run)
     if not groups:
         return []
 
-    def images_seen(group: dict[int, Trained]) -> tuple[int, int]:
-        run = next(iter(group.values()))
+    def merit(group: tuple[_Differences, dict[int, Trained]]) -> tuple[int, int, int]:
+        differences, trials = group
+        run = next(iter(trials.values()))
         assert run.config is not None
-        return (run.steps or 0) * run.config.batch_size, len(group)
+        return (run.steps or 0) * run.config.batch_size, len(trials), -len(differences)
 
-    longest = max(groups.values(), key=images_seen)
-    return [longest[seed] for seed in sorted(longest)]
+    _, trials = max(groups.items(), key=merit)
+    return [trials[seed] for seed in sorted(trials)]
+
+
+def _differences(config: TrainConfig, wanted: TrainConfig) -> dict[str, str]:
+    """Settings of a run, besides its seed, that are not the wanted ones and decide the outcome."""
+    differing = differing_fields(replace(config, seed=wanted.seed), wanted)
+    return {name: repr(ours) for name, (ours, _) in differing.items() if name not in _MERE_LOGGING}
 
 
 def describe_difference(run: Trained, need: Need) -> str | None:
@@ -285,10 +307,10 @@ def _is_decisive(name: str) -> bool:
 
 def _fits(config: TrainConfig, wanted: TrainConfig, need: Need, options: Options) -> bool:
     """Whether a run is of the wanted network and data, and as long as the user says."""
-    differing = set(differing_fields(replace(config, seed=0), replace(wanted, seed=0)))
+    differing = set(_differences(config, wanted))
     decisive = {name for name in differing if _is_decisive(name)}
     if need.like is not None or options.quick:
-        decisive |= differing - {"evaluate_every", "evaluate_on", "num_evaluated", "log_every"}
+        decisive |= differing - {"num_evaluated"}
     if options.epochs is not None or options.steps is not None:
         decisive |= differing & {"epochs", "steps"}
     if need.curve == "needed" and not config.evaluate_every:

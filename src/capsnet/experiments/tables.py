@@ -10,7 +10,7 @@ from capsnet.experiments import figures, plots
 from capsnet.experiments.outcome import Outcome, Row, fill
 from capsnet.experiments.runs import Found, Need, Options
 from capsnet.experiments.trained import Trained
-from capsnet.training import Evaluation, evaluate
+from capsnet.training import evaluate
 from capsnet.training.presets import PRESETS
 
 _CELLS = (
@@ -77,11 +77,12 @@ AFFNIST_NEEDS = (
     Need("CapsNet", "affnist", shipped="affnist"),
     Need("CNN", "affnist-cnn", shipped="affnist-cnn"),
 )
+_REGENERATED = " (regenerated unless noted)"
 AFFNIST = (
     Row("CapsNet on the expanded MNIST test set, right", paper=0.9923),
     Row("CNN on the expanded MNIST test set, right", paper=0.9922),
-    Row("CapsNet on affNIST, right", paper=0.79, headline=True),
-    Row("CNN on affNIST, right", paper=0.66, headline=True),
+    Row(f"CapsNet on affNIST{_REGENERATED}, right", paper=0.79, headline=True),
+    Row(f"CNN on affNIST{_REGENERATED}, right", paper=0.66, headline=True),
 )
 
 
@@ -112,9 +113,11 @@ def affine_robustness(found: Found, options: Options) -> Outcome:
         options.quick,
     )
     dots = [make_dot(row) for row in rows]
-    if not is_original:
-        dots = [replace(dot, label=dot.label.replace("affNIST", "affNIST*")) for dot in dots]
-    dots = [replace(dot, label=wrap(dot.label.removesuffix(", right"))) for dot in dots]
+    mark = "" if is_original else "*"
+    dots = [
+        replace(dot, label=wrap(dot.label.replace(_REGENERATED, mark).removesuffix(", right")))
+        for dot in dots
+    ]
     notes = [
         f"The affine test set is {'the original' if is_original else 'affNIST-style, regenerated'}."
     ]
@@ -137,7 +140,7 @@ def affine_robustness(found: Found, options: Options) -> Outcome:
 ROWS_OF_SETS = {
     "cifar10": (
         Row("CIFAR-10, ensemble by summed lengths (paper: of 7)", paper=0.106, headline=True),
-        Row("CIFAR-10, single networks"),
+        Row("CIFAR-10, single networks", headline=True),
     ),
     "smallnorb": (Row("smallNORB", paper=0.027, headline=True),),
     "svhn": (Row("SVHN", paper=0.043, headline=True),),
@@ -151,13 +154,20 @@ def other_dataset(found: Found, options: Options) -> Outcome:
     name = find_dataset(runs[0].config.preset if runs[0].config else next(iter(found)))
     split = load_split(options.data(name), "test")
     expected = ROWS_OF_SETS[name]
-    together: Evaluation | None = None
     rows = [_fill_error(expected[-1], runs, name)]
-    if len(expected) > 1 or not rows[0].values:
+    is_ensemble = len(expected) > 1 and len(runs) > 1
+    if is_ensemble or not rows[0].values:
         count = options.num_examples or (500 if options.quick else None)
         together = evaluate([run.load() for run in runs], split, num_examples=count)
-        row = fill(expected[0], [together.error_rate], runs, num_examples=together.num_examples)
-        rows = [row, *rows] if len(expected) > 1 else [row]
+        row = fill(
+            expected[0 if is_ensemble else -1],
+            [together.error_rate],
+            runs,
+            num_examples=together.num_examples,
+        )
+        rows = [row, *rows] if is_ensemble else [row]
+    if len(rows) < len(expected):  # one network is no ensemble
+        rows.insert(0, expected[0])
     tiles = _tiles(runs[0], split.class_names, options, name)
     caption = figures.Caption(
         ("§7  " if expected[0].paper is not None else "") + expected[0].label.partition(",")[0],
@@ -165,7 +175,6 @@ def other_dataset(found: Found, options: Options) -> Outcome:
         options.quick,
     )
     curves = _learning_curves(runs[0])
-    size = f"This ensemble has {together.num_models} networks." if together else ""
     return Outcome(
         rows=tuple(rows),
         pictures={
@@ -174,7 +183,7 @@ def other_dataset(found: Found, options: Options) -> Outcome:
             )
         },
         data=(split.origin,),
-        notes=(size,) if size and len(expected) > 1 else (),
+        notes=(f"This ensemble has {len(runs)} networks.",) if is_ensemble else (),
     )
 
 

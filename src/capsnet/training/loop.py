@@ -126,6 +126,9 @@ class Training:
         if config.compile:
             self.forward = cast(nn.Module, torch.compile(model))
         self.log = RunLog(folder / LOG)
+        self.environment = (
+            describe_environment()
+        )  # the code that runs, whatever is checked out later
         self.board: TensorBoard | None = None
 
     def run(self) -> dict[str, object]:
@@ -338,7 +341,7 @@ class Training:
         record = {
             **self.describe(),
             "metrics": {name: each.to_dict() for name, each in evaluations.items()},
-            **describe_environment(),
+            **self.environment,
         }
         if not self.processes.is_first:
             return record

@@ -221,9 +221,9 @@ def describe_environment() -> dict[str, object]:
 
 def find_commit() -> str | None:
     """Commit of the checkout that the package runs from, with + if files differ from it."""
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[1]  # the whole package
     try:
-        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # this repository is ours
+        _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # this repository is ours
         commit = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):
