@@ -11,6 +11,7 @@ from capsnet.data.augment import (
     Flip,
     Shift,
     Step,
+    Widen,
     as_intensities,
     crop_images,
     flip_images,
@@ -125,6 +126,16 @@ def test_crop_step_is_uniform_and_inside() -> None:
     counts = np.bincount(first, minlength=3)
     assert len(counts) == 3
     assert (abs(counts - 3000) < 4 * math.sqrt(3000)).all()
+
+
+def test_widened_and_cropped_images_are_shifted_without_black() -> None:
+    images = random_images(400, 3, 5, 5) // 2 + 1
+    widened = Widen(2)(images, None)
+    assert_array_equal(Crop(5)(widened, None), images)
+    shifted = Crop(5)(widened, draws(len(images)))
+    assert shifted.min() > 0
+    corner = (shifted[:, :, 0, 0] == images[:, :, 0, 0]).all(axis=1)  # moved right and down, or not
+    assert abs(corner.mean() - 9 / 25) < 4 * math.sqrt(0.36 * 0.64 / 400)
 
 
 def test_flip_step_flips_about_half() -> None:

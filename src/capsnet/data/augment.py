@@ -143,6 +143,19 @@ class Shift(Step):
 
 
 @dataclass(frozen=True)
+class Widen(Step):
+    """Repeats the outermost pixels around each image: before a crop, a shift without black bars."""
+
+    margin: int
+    """Rows and columns added on every side."""
+
+    def __call__(self, images: Images, draws: Draws | None) -> NewImages:
+        """The same with and without draws."""
+        around = (self.margin, self.margin)
+        return np.pad(images, ((0, 0), (0, 0), around, around), mode="edge")
+
+
+@dataclass(frozen=True)
 class Crop(Step):
     """Cuts a random `size` × `size` piece; the central one at test time (§7)."""
 

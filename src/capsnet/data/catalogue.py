@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped, UInt8
 
 from capsnet.checks import unknown_name
-from capsnet.data.augment import Brightness, Contrast, Crop, Flip, Shift
+from capsnet.data.augment import Brightness, Contrast, Crop, Flip, Shift, Widen
 from capsnet.data.generated import AffnistSplit, MultiMNISTSplit
 from capsnet.data.order import shuffle
 from capsnet.data.readers import (
@@ -258,7 +258,7 @@ def _load_svhn(config: DataConfig, split: SplitName) -> Split:
         split=split,
         class_names=DIGITS,
         # The paper does not say how SVHN was prepared; this much is our choice.
-        steps=(Shift(_shift_or(config, 0)),),
+        steps=(Widen(_shift_or(config, 0)), Crop(32)),
         standardised=True,
         origin="SVHN, cropped digits",
     )
