@@ -127,7 +127,7 @@ def _digits(preset_name: str, model: ModelConfig) -> TrainConfig:
     )
 
 
-@preset("Table 1, 3 iterations, reconstruction", 0.0025, minutes=170)
+@preset("Table 1, 3 iterations, reconstruction", 0.0025, minutes=129)
 def mnist() -> TrainConfig:
     """The paper's CapsNet on MNIST."""
     return _digits("mnist", _capsnet("capsnet_mnist"))
