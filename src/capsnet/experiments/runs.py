@@ -172,10 +172,12 @@ def _open_weights(source: str, path: Path) -> Trained:
 
 
 def finished_runs(folder: Path, say: Say) -> Iterator[Trained]:
-    """All finished runs in a folder, in the order of their names."""
+    """All finished runs in a folder whose settings are known, in the order of their names."""
     for result in sorted(folder.glob(f"*/{RESULT}")):
         try:
-            yield _open_run(result.parent)
+            trained = _open_run(result.parent)
+            if trained.config is not None:
+                yield trained
         except ValueError as error:
             say(f"left out: {error}")
 
@@ -186,12 +188,7 @@ def _open_run(run: Path) -> Trained:
     assert isinstance(files, dict)
     if not (run / WEIGHTS).exists():
         raise ValueError(f"{run / WEIGHTS} is missing")
-    trained = Trained(str(run), run / WEIGHTS, str(files[WEIGHTS]), record)
-    try:
-        assert trained.config is not None
-    except ValueError as error:
-        raise ValueError(f"{run} has settings of another version: {error}") from None
-    return trained
+    return Trained(str(run), run / WEIGHTS, str(files[WEIGHTS]), record)
 
 
 def _assign(needs: Sequence[Need], options: Options) -> Found:

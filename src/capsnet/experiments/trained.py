@@ -33,7 +33,10 @@ class Trained:
     def config(self) -> TrainConfig | None:
         """The settings of the run; None for weights without them."""
         stored = self.record.get("config")
-        return from_dict(stored) if isinstance(stored, dict) else None
+        try:
+            return from_dict(stored) if isinstance(stored, dict) else None
+        except ValueError as error:
+            raise ValueError(f"{self.source} has settings of another version: {error}") from None
 
     @property
     def seed(self) -> int | None:

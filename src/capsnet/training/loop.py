@@ -126,9 +126,8 @@ class Training:
         if config.compile:
             self.forward = cast(nn.Module, torch.compile(model))
         self.log = RunLog(folder / LOG)
-        self.environment = (
-            describe_environment()
-        )  # the code that runs, whatever is checked out later
+        # Now: something else may be checked out before the run ends.
+        self.environment = describe_environment()
         self.board: TensorBoard | None = None
 
     def run(self) -> dict[str, object]:
