@@ -60,6 +60,17 @@ def test_result_says_what_was_done_where(tmp_path: Path) -> None:
     assert metrics["mnist"]["split"] == "test"
 
 
+def test_commit_of_a_result_is_that_of_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CheckOut(Reporter):
+        def advance(self, step: int, line: Mapping[str, object] | None) -> None:
+            monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "after")
+
+    monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "before")
+    assert train(tiny_config(), tmp_path / "run", reporter=CheckOut())["commit"] == "before"
+
+
 def test_log_has_a_line_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     train(tiny_config(log_every=5), tmp_path / "run", reporter=Reporter())
     assert [line["step"] for line in read_log(tmp_path / "run")] == [5, 10, 15, 20, 25, 30, 32]
