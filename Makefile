@@ -1,7 +1,7 @@
 # capsnet: `make demo` and `make test` do all of their own set-up; `make help` lists the rest.
 PYTHON ?= python3
 BIN := .venv/bin
-RUN := runs/demo
+RUN := runs/demo/mnist
 
 .PHONY: help demo test lint bench serve clean
 .DEFAULT_GOAL := help

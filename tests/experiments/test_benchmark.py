@@ -132,9 +132,11 @@ def test_unknown_case_is_answered_with_the_nearest() -> None:
         bench("rooting")
 
 
-def test_at_least_one_turn_is_asked_for() -> None:
+def test_at_least_one_turn_and_one_thread_are_asked_for() -> None:
     with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
         bench(repeats=0)
+    with pytest.raises(ValueError, match="threads must be at least 1, got -1"):
+        bench(threads=-1)
 
 
 def test_death_of_a_process_is_reported() -> None:

@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import signal
@@ -7,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dataset_files import write_cifar10, write_idx, write_norb, write_svhn
+from made_up_runs import TINY, write_run
 from PIL import Image
 
 from capsnet.experiments.catalogue import EXPERIMENTS, Reproduced, reproduce
-from capsnet.experiments.runs import Options
+from capsnet.experiments.runs import Options, open_source
+from capsnet.experiments.tables import _learning_curves
 from capsnet.training import TrainingStopped
 from capsnet.training.progress import Reporter
 from capsnet.training.records import read_json
@@ -154,6 +157,22 @@ def test_one_network_is_no_ensemble_and_two_are(runs: Path, files: Path, tmp_pat
     assert together["seeds"] == single["seeds"] == [0, 1]
     assert (together["trials"], single["trials"]) == (1, 2)
     assert two.record["notes"] == ["This ensemble has 2 networks."]
+
+
+def test_a_network_of_another_preset_that_saw_the_set_is_measured_on_it(
+    files: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, object] = {
+        "data": {"name": "svhn", "held_out": 5},
+        "model": {**TINY, "image_channels": 3, "image_height": 32, "image_width": 32},
+    }
+    run = write_run(tmp_path / "a", "mnist", error=0.5, changes=changes, with_weights=True)
+    evaluation = {"dataset": "svhn", "split": "validation", "num_examples": 5, "error_rate": 0.5}
+    (run / "log.jsonl").write_text(json.dumps({"step": 1, "evaluation": evaluation}) + "\n")
+    options = Options(weights=(str(run),), out=tmp_path, data_dir=files)
+    [row] = numbers(reproduce("svhn", options))
+    assert row["num_examples"] == 40
+    assert _learning_curves(open_source(str(run)), "svhn") == []
 
 
 def test_a_result_is_made_anew_when_a_picture_is_gone(runs: Path, tmp_path: Path) -> None:

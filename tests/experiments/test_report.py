@@ -4,8 +4,14 @@ import pytest
 from made_up_runs import write_run
 
 from capsnet.experiments.catalogue import EXPERIMENTS, reproduce
-from capsnet.experiments.costs import count_products, estimate_cost
-from capsnet.experiments.report import replace_block, show_ours, show_row, write_report
+from capsnet.experiments.report import (
+    count_products,
+    estimate_cost,
+    replace_block,
+    show_ours,
+    show_row,
+    write_report,
+)
 from capsnet.experiments.runs import Options
 from capsnet.models import CNNConfig
 from capsnet.training import configure
@@ -83,6 +89,17 @@ def test_a_second_report_changes_nothing(results: Path) -> None:
     before = readme.read_text(), (docs / "results.md").read_text()
     write_report(results, docs, readme)
     assert (readme.read_text(), (docs / "results.md").read_text()) == before
+
+
+def test_changed_code_is_marked_at_its_commit(results: Path, tmp_path: Path) -> None:
+    record = read_json(results / "table1.json")
+    runs = record["runs"]
+    assert isinstance(runs, list)
+    runs[0]["commit"] = "a" * 40 + "+"
+    write_json(results / "table1.json", record | {"commit": None})
+    write_report(results, tmp_path / "docs", None)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "trained at aaaaaaaaaa+. Measured at an unknown commit in" in page
 
 
 def test_readme_without_markers_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from capsnet.experiments.runs import (
 from capsnet.experiments.tables import describe_budget
 from capsnet.models import CapsNet
 from capsnet.models.weights import list_weights
-from capsnet.training import configure
+from capsnet.training import TrainConfig, configure
 from capsnet.training.records import read_json, write_json
 
 
@@ -50,7 +50,7 @@ def test_the_longest_runs_are_taken_and_never_the_best(tmp_path: Path) -> None:
     assert sources(found, "capsnet") == ["b0", "b2"]
     assert sources(look(tmp_path, MNIST, trials=1), "capsnet") == ["b0"]
     with pytest.raises(ValueError, match="there is no finished run of mnist in"):
-        look(tmp_path, MNIST, steps=7)
+        look(tmp_path, MNIST, epochs=7)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +252,45 @@ def test_claims_compare_runs_of_the_same_seed_and_length(tmp_path: Path) -> None
     assert isinstance(rows, list)
     assert rows[1]["mean"] is None
     assert (rows[3]["mean"], rows[3]["seeds"]) == (pytest.approx(0.005 - 0.009), [1])
+
+
+def test_claims_compare_runs_that_differ_in_their_network_alone(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    write_run(runs / "r1", "mnist-r1", error=0.003)
+    write_run(runs / "norecon", "mnist-r1-norecon", error=0.009, changes={"learning_rate": 0.001})
+    write_run(runs / "pairs", "multimnist", error=0.06)
+    write_run(runs / "pairs-r1", "multimnist-r1", error=0.07, changes={"evaluate_every": 100})
+    done = reproduce("claims", Options(runs=runs, out=tmp_path, train=False))
+    rows = done.record["rows"]
+    assert isinstance(rows, list)
+    assert rows[3]["mean"] is None
+    assert rows[1]["mean"] == pytest.approx(0.06 - 0.07)
+
+
+def test_a_length_in_epochs_leaves_runs_given_in_steps_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "pairs", "multimnist", error=0.06)
+    need = Need("pairs", "multimnist")
+    assert sources(look(tmp_path, need, epochs=20), "pairs") == ["pairs"]
+    with pytest.raises(ValueError, match="there is no finished run"):
+        look(tmp_path, need, steps=20)
+
+
+def test_missing_trials_are_trained_as_those_found_but_with_the_user_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "a", "svhn", error=0.1, changes={"data": {"data_dir": "old"}})
+    trained: list[TrainConfig] = []
+
+    def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
+        trained.append(config)
+        write_run(folder, "svhn", error=0.1, seed=config.seed)
+
+    monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
+    options = Options(runs=tmp_path, trials=2, data_dir=Path("new"), threads=1)
+    gather([Need("svhn", "svhn")], options, lambda text: None, None)
+    assert [(each.steps, each.data.data_dir, each.threads) for each in trained] == [
+        (1000, Path("new"), 1)
+    ]
 
 
 def test_networks_of_unknown_length_have_a_budget_too(tmp_path: Path) -> None:

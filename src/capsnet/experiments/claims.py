@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from capsnet.data import Split
 from capsnet.experiments import figures, plots
 from capsnet.experiments.digits import (
     OFFSETS,
@@ -19,9 +20,8 @@ from capsnet.experiments.digits import (
     turn_dimensions,
 )
 from capsnet.experiments.outcome import Outcome, Row, fill
-from capsnet.experiments.runs import Found, Need, Options
+from capsnet.experiments.runs import Found, Need, Options, are_comparable
 from capsnet.experiments.tables import (
-    TABLE1_NEEDS,
     describe_budget,
     find_dataset,
     list_errors,
@@ -30,17 +30,17 @@ from capsnet.experiments.tables import (
     wrap,
 )
 from capsnet.experiments.trained import Trained
+from capsnet.models import CapsNet
 
-_PRIORS = Need("learned priors", "mnist", changes={"model": {"learned_priors": True}}, like="mnist")
 CLAIMS_NEEDS = (
-    *(
-        replace(need, trials=1)
-        for need in TABLE1_NEEDS
-        if need.preset in ("mnist", "mnist-r1", "mnist-norecon", "mnist-r1-norecon", "multimnist",
-                           "multimnist-r1")
-    ),
-    _PRIORS,
-)  # fmt: skip
+    Need("mnist", "mnist", curve="kept"),
+    Need("mnist-r1", "mnist-r1", like="mnist"),
+    Need("mnist-norecon", "mnist-norecon", like="mnist"),
+    Need("mnist-r1-norecon", "mnist-r1-norecon", like="mnist"),
+    Need("learned priors", "mnist", changes={"model": {"learned_priors": True}}, like="mnist"),
+    Need("multimnist", "multimnist"),
+    Need("multimnist-r1", "multimnist-r1", like="multimnist"),
+)
 _DIFFERENCES = (
     ("3 iterations against 1, MNIST", "mnist", "mnist-r1", 0.0025 - 0.0029),
     ("3 iterations against 1, MultiMNIST", "multimnist", "multimnist-r1", 0.052 - 0.075),
@@ -91,11 +91,8 @@ def measure_claims(found: Found, options: Options) -> Outcome:
 
 
 def _pair(first: Sequence[Trained], second: Sequence[Trained]) -> list[tuple[Trained, Trained]]:
-    """Runs of the same seed and length: only those are to be compared."""
-    partners = {(run.seed, run.steps): run for run in second}
-    return [
-        (run, partners[run.seed, run.steps]) for run in first if (run.seed, run.steps) in partners
-    ]
+    """Runs that differ in their network alone, of the same seed: only those are to be compared."""
+    return [(ours, theirs) for ours in first for theirs in second if are_comparable(ours, theirs)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def _measure_widths(trained: Trained, options: Options) -> _Widths:
     widest = turned.effects[:, :, width].abs().max(dim=1)  # (K,)
     num_wide = float((widest.values >= 1).sum())
     count = min(max(300, options.examples(2000)), len(split))  # some of every class
-    correlations = _width_correlations(trained, options, count)
+    correlations = _width_correlations(model, split, count)
     deviations = natural_deviations(split, torch.arange(split.num_classes))[:, width]
     colors = ("#1f5a96", "#d9730d", "#2e8b57", "#c8102e", "#7b4ea3",
               "#8c564b", "#d16ba5", "#6b6b6b", "#a8a300", "#17a2b8")  # fmt: skip
@@ -143,10 +140,8 @@ def _measure_widths(trained: Trained, options: Options) -> _Widths:
 
 
 @torch.no_grad()
-def _width_correlations(trained: Trained, options: Options, num_examples: int) -> list[float]:
+def _width_correlations(model: CapsNet, split: Split, num_examples: int) -> list[float]:
     """For each class the largest correlation of a capsule's dimension with the digit's width."""
-    split = load_test(trained, options, "mnist")
-    model = open_capsnet(trained, split)
     capsules, widths, labels = [], [], []
     for start in range(0, min(num_examples, len(split)), 100):
         batch = split.test_batch(np.arange(start, min(start + 100, len(split), num_examples)))

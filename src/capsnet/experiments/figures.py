@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from capsnet.drafts import draft_of
+
 Image = Float[np.ndarray, "H W"] | Float[np.ndarray, "H W C"]
 
 INK, GREY, RULE = "#1a1a1a", "#6b6b6b", "#b0b0b0"
@@ -107,10 +109,8 @@ class Canvas:
 
     def save(self, path: Path) -> None:
         """Writes the picture as PNG, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.partial")
-        self.figure.savefig(draft, format="png", metadata={"Software": None})
-        draft.replace(path)
+        with draft_of(path) as draft:
+            self.figure.savefig(draft, format="png", metadata={"Software": None})
 
 
 def grey(image: Float[Tensor, "C H W"]) -> Image:

@@ -120,7 +120,10 @@ def decode_pairs(
 
 
 def choose_threshold(model: CapsNet, pairs: Pairs) -> float:
-    """The intensity that cuts digits best out of training pairs; test pairs have no say in it."""
+    """The intensity that cuts digits best out of training pairs; test pairs have no say in it.
+
+    Differs from the paper, which takes any pixel that is not zero (§6): a sigmoid is never zero.
+    """
     drawn = decode_pairs(model, pairs, pairs.labels)
     everything = torch.ones_like(pairs.labels, dtype=torch.bool)
     return max(

@@ -135,7 +135,8 @@ def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter
     if options.weights:
         return _assign(needs, options)
     found: Found = {}
-    for need in needs:
+    for each in needs:
+        need = each if found.get(each.like or "") else replace(each, like=None)
         wanted = _settings(need, options, found)
         finished = list(finished_runs(options.runs_folder, say))
         shipped = need.shipped or ""
@@ -143,7 +144,7 @@ def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter
             finished.append(_open_weights(shipped, list_weights()[shipped]))
         runs = _choose(finished, wanted, need, options)
         if options.train:
-            settings = (runs[0].config if runs else None) or wanted
+            settings = _placed((runs[0].config if runs else None) or wanted, options)
             num_missing = max(0, _num_trials(need, options) - len(runs))
             used = {run.seed for run in runs}
             unused = (seed for seed in count() if seed not in used)
@@ -223,9 +224,16 @@ def _settings(need: Need, options: Options, found: Found) -> TrainConfig:
     if need.curve and not config.evaluate_every:
         length = config.epochs or config.steps or 1
         config = replace(config, evaluate_every=1 if config.epochs else max(1, length // 5))
-    if options.threads is not None:
-        config = replace(config, threads=options.threads)
-    return replace(config, data=replace(config.data, data_dir=options.data_dir))
+    return _placed(config, options)
+
+
+def _placed(config: TrainConfig, options: Options) -> TrainConfig:
+    """The settings with what depends on the machine as the user says."""
+    return replace(
+        config,
+        threads=options.threads or config.threads,
+        data=replace(config.data, data_dir=options.data_dir),
+    )
 
 
 def _free_settings(config: TrainConfig) -> list[str]:
@@ -282,6 +290,14 @@ def _differences(config: TrainConfig, wanted: TrainConfig) -> dict[str, str]:
     return {name: repr(ours) for name, (ours, _) in differing.items() if name not in _MERE_LOGGING}
 
 
+def are_comparable(ours: Trained, theirs: Trained) -> bool:
+    """Whether two runs differ in nothing but their network."""
+    if ours.config is None or theirs.config is None:
+        return False
+    differing = set(differing_fields(ours.config, theirs.config)) - _MERE_LOGGING
+    return all(name.startswith("model.") for name in differing - {"preset", "num_evaluated"})
+
+
 def describe_difference(run: Trained, need: Need) -> str | None:
     """One sentence on how a network differs from the preset's, if it does."""
     preset = configure(need.preset, need.changes)
@@ -308,7 +324,8 @@ def _fits(config: TrainConfig, wanted: TrainConfig, need: Need, options: Options
     decisive = {name for name in differing if _is_decisive(name)}
     if need.like is not None or options.quick:
         decisive |= differing - {"num_evaluated"}
-    if options.epochs is not None or options.steps is not None:
+    length = options.epochs if wanted.epochs is not None else options.steps
+    if length is not None:
         decisive |= differing & {"epochs", "steps"}
     if need.curve == "needed" and not config.evaluate_every:
         decisive.add("evaluate_every")

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capsnet.drafts import write_atomically
 from capsnet.experiments.benchmark import Measurement, measure, measure_alone, measure_peak
 from capsnet.experiments.workloads import Case, Implementation, Task
 from capsnet.functional import convolve2d
-from capsnet.models.weights import write_atomically
 from capsnet.training.records import describe_environment, read_json
 
 

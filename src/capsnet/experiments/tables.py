@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from capsnet.data import load_split
+from capsnet.data import Split, load_split
 from capsnet.experiments import figures, plots
 from capsnet.experiments.outcome import Outcome, Row, fill
 from capsnet.experiments.runs import Found, Need, Options
@@ -150,8 +150,7 @@ ROWS_OF_SETS = {
 
 def other_dataset(found: Found, options: Options) -> Outcome:
     """Test error on a dataset of §7, with learning curve and examples."""
-    (runs,) = found.values()
-    name = find_dataset(runs[0].config.preset if runs[0].config else next(iter(found)))
+    ((name, runs),) = found.items()
     split = load_split(options.data(name), "test")
     expected = ROWS_OF_SETS[name]
     rows = [_fill_error(expected[-1], runs, name)]
@@ -168,13 +167,13 @@ def other_dataset(found: Found, options: Options) -> Outcome:
         rows = [row, *rows] if is_ensemble else [row]
     if len(rows) < len(expected):  # one network is no ensemble
         rows.insert(0, expected[0])
-    tiles = _tiles(runs[0], split.class_names, options, name)
+    tiles = _tiles(runs[0], split)
     caption = figures.Caption(
         ("§7  " if expected[0].paper is not None else "") + expected[0].label.partition(",")[0],
         f"{runs[0].describe()}. Test images with label, and in red what it was taken for.",
         options.quick,
     )
-    curves = _learning_curves(runs[0])
+    curves = _learning_curves(runs[0], name)
     return Outcome(
         rows=tuple(rows),
         pictures={
@@ -187,11 +186,8 @@ def other_dataset(found: Found, options: Options) -> Outcome:
     )
 
 
-def _tiles(
-    run: Trained, class_names: Sequence[str], options: Options, name: str
-) -> list[plots.Tile]:
+def _tiles(run: Trained, split: Split) -> list[plots.Tile]:
     """The first test images, and the first of them that were taken for something else."""
-    split = load_split(options.data(name), "test")
     model = run.load()
     batch = split.test_batch(np.arange(min(200, len(split))))
     predictions = model.predict(batch.images)[:, 0].tolist()
@@ -199,15 +195,15 @@ def _tiles(
     tiles = []
     for index, (label, prediction) in enumerate(zip(labels, predictions, strict=True)):
         is_right = label == prediction
-        text = _short(class_names[label])
+        text = _short(split.class_names[label])
         if not is_right:
-            text += f"\n→ {_short(class_names[prediction])}"
+            text += f"\n→ {_short(split.class_names[prediction])}"
         tiles.append(plots.Tile(figures.grey(batch.targets[index, 0]), text, is_right))
     right = [tile for tile in tiles if tile.is_right][:12]
     return [*right, *[tile for tile in tiles if not tile.is_right][:6]]
 
 
-def _learning_curves(run: Trained) -> list[plots.Curve]:
+def _learning_curves(run: Trained, dataset: str) -> list[plots.Curve]:
     lines = run.log()
     training = [line for line in lines if "error_rate" in line]
     window = max(1, len(training) // 100)
@@ -216,14 +212,13 @@ def _learning_curves(run: Trained) -> list[plots.Curve]:
     epochs = [float(str(line["epoch"])) for line in training]
     curves = [plots.Curve("training batches", epochs, smooth, figures.GREY)] if training else []
     per_epoch = (run.steps or 1) / max(run.epochs or 1, 1e-9)
-    tested = [line for line in lines if "evaluation" in line]
     points = [
-        (float(str(line["step"])) / per_epoch, 100 * float(str(line["evaluation"]["error_rate"])))  # type: ignore[index]
-        for line in tested
+        (float(str(line["step"])) / per_epoch, 100 * float(str(evaluation["error_rate"])))
+        for line in lines
+        if isinstance(evaluation := line.get("evaluation"), dict) and evaluation["split"] == "test"
     ]
-    final = next(iter(run.metrics.values()), {}).get("error_rate")
-    if final is not None and run.epochs is not None:
-        points.append((run.epochs, 100 * float(str(final))))
+    if (final := run.error_rate(dataset)) is not None and run.epochs is not None:
+        points.append((run.epochs, 100 * final))
     if points:
         xs, ys = zip(*points, strict=True)
         curves.append(plots.Curve("test set", xs, ys, figures.BLUE, "o"))

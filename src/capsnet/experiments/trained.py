@@ -112,7 +112,7 @@ class Trained:
 
 def _curves(log: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
     """Loss and test errors by step."""
-    tests = [line for line in log if "evaluation" in line]
+    tests = [line for line in log if line.get("evaluation", {}).get("split") == "test"]
     return {
         "losses": {str(line["step"]): line["loss"] for line in log if "loss" in line},
         "errors": {
