@@ -13,12 +13,15 @@ SOURCE = Path(__file__).parents[1] / "src" / "capsnet"
 ALLOWED: dict[str, set[str]] = {
     "allocator": set(),
     "checks": set(),
+    "drafts": set(),
     "functional": {"checks"},
     "layers": {"functional", "checks"},
-    "models": {"functional", "layers", "checks"},
-    "data": {"checks"},
-    "training": {"functional", "layers", "models", "data", "allocator", "checks"},
-    "experiments": {"functional", "layers", "models", "data", "training", "allocator", "checks"},
+    "models": {"functional", "layers", "checks", "drafts"},
+    "data": {"checks", "drafts"},
+    "training": {"functional", "layers", "models", "data", "allocator", "checks", "drafts"},
+    "experiments": {
+        "functional", "layers", "models", "data", "training", "allocator", "checks", "drafts",
+    },
     "playground": {"functional", "layers", "models", "data", "training", "allocator", "checks"},
     "cli": {
         "functional", "layers", "models", "data", "training", "experiments", "playground",

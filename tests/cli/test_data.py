@@ -259,13 +259,14 @@ def write_bad_file(folder: Path, name: str) -> None:
     images = dataset_files.write_idx(folder / "images", np.zeros((9, 28, 28), dtype=np.uint8))
     swapped = images.read_bytes()[3::-1] + images.read_bytes()[4:]
     bad = {
-        "fashion-mnist": ("t10k-images-idx3-ubyte", swapped),
+        "fashion-mnist": ("fashion-mnist/t10k-images-idx3-ubyte", swapped),
         "cifar10": ("cifar-10-binary.tar.gz", b"half an archive"),
         "smallnorb": ("smallnorb-5x01235x9x18x6x2x96x96-testing-dat.mat", bytes(30)),
         "svhn": ("test_32x32.mat", b"no MATLAB file"),
         "affnist": ("test.mat", b""),
     }
     file, content = bad[name]
+    (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_bytes(content)
 
 

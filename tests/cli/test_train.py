@@ -48,7 +48,7 @@ def test_train_then_evaluate_gives_the_same_error(capsys: pytest.CaptureFixture[
 def test_closing_lines_say_what_where_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "mnist", *TINY) == 0
     shown = capsys.readouterr()
-    assert "error on mnist (test) after 8 steps" in shown.out
+    assert "error on MNIST (test) after 8 steps" in shown.out
     assert "(paper: 0.25%, Table 1" in shown.out
     assert "in runs/mnist-seed0; next: capsnet evaluate runs/mnist-seed0" in shown.out
     assert "step 8/8" in shown.err
@@ -112,6 +112,8 @@ def test_resumed_run_needs_no_settings_but_refuses_others(
     assert run("train", "mnist", "--resume") == 0
     assert run("train", "mnist", "--resume", "--epochs", "5") == 2
     assert "began with epochs = 2, got 5" in capsys.readouterr().err
+    assert run("train", "mnist", "--resume", "--epochs", "5", "--dry-run") == 2
+    assert "began with epochs = 2, got 5" in capsys.readouterr().err
     assert run("train", "svhn", "--resume", "--out", "runs/mnist-seed0") == 2
     assert "is of preset mnist, got svhn" in capsys.readouterr().err
     assert run("train", "mnist", "--overwrite", *TINY, "--lr", "0.002") == 0
@@ -122,6 +124,16 @@ def test_resumed_run_needs_no_settings_but_refuses_others(
     shown = capsys.readouterr().err
     assert "config.json is missing" in shown
     assert "is finished already" in shown
+
+
+def test_another_dataset_is_looked_for_where_the_run_s_own_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("data").mkdir()
+    assert run("train", "mnist", *TINY, "--data-dir", "data") == 0
+    Path("data/test.mat").write_bytes(b"the author's")
+    assert run("evaluate", "runs/mnist-seed0", "--dataset", "affnist") == 2
+    assert "data/test.mat is truncated or no MATLAB file" in capsys.readouterr().err
 
 
 def test_toml_file_holds_settings_and_flags_come_before_it(

@@ -181,11 +181,12 @@ def test_drafts_of_killed_downloads_are_removed_and_those_under_way_left(
     server.offer(monkeypatch, "good")
     folder = tmp_path / "cifar10"
     folder.mkdir()
-    for name, age in ((".file.bin.1-a.part", 4000), (".file.bin.2-b.part", 10), ("my.part", 4000)):
+    old, new = ".file.bin.1-a.partial", ".file.bin.2-b.partial"
+    for name, age in ((old, 4000), (new, 10), ("my.partial", 4000)):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - age,) * 2)
     download("cifar10", tmp_path)
-    assert names_in(folder) == [".file.bin.2-b.part", "file.bin", "my.part"]
+    assert names_in(folder) == [new, "file.bin", "my.partial"]
 
 
 def test_a_full_disk_names_the_file(

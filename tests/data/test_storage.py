@@ -1,6 +1,5 @@
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from capsnet.data.storage import (
     find_part,
     load_mnist,
     require_part,
-    write_atomically,
 )
 
 LOAD = "import sys; from pathlib import Path; from capsnet.data.storage import load_mnist; "
@@ -104,37 +102,6 @@ def test_processes_that_start_at_once_do_not_collide(tmp_path: Path) -> None:
     assert names == ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
 
 
-def test_a_killed_writer_leaves_the_good_file_in_place(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"good")
-    code = (
-        "import os, sys, time; from pathlib import Path; from capsnet.data import storage; "
-        "os.fsync = lambda number: (print('written', flush=True), time.sleep(60)); "
-        "storage.write_atomically(Path(sys.argv[1]), b'new' * 100_000)"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "written\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert path.read_bytes() == b"good"
-    write_atomically(path, b"newer ", b"still")
-    assert path.read_bytes() == b"newer still"
-
-
-def test_a_failed_write_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(number: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(tmp_path / "file", b"data")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("platform", "environment", "expected"),
     [
@@ -177,6 +144,15 @@ def test_a_part_is_found_in_its_folder_or_beside(tmp_path: Path) -> None:
     assert find_part("svhn", "test", tmp_path) == inside
     beside.write_bytes(b"not empty")
     assert find_part("svhn", "test", tmp_path) == beside
+
+
+def test_files_of_mnist_are_not_taken_for_fashion_mnist(tmp_path: Path) -> None:
+    name = "t10k-images-idx3-ubyte"
+    (tmp_path / name).write_bytes(b"digits")
+    assert find_part("fashion-mnist", name, tmp_path) is None
+    (tmp_path / "fashion-mnist").mkdir()
+    (tmp_path / "fashion-mnist" / name).write_bytes(b"clothes")
+    assert find_part("fashion-mnist", name, tmp_path) == tmp_path / "fashion-mnist" / name
 
 
 def test_a_missing_part_says_what_to_do(tmp_path: Path) -> None:

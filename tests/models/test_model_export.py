@@ -60,6 +60,19 @@ def test_a_baseline_is_exported_with_its_logits(tmp_path: Path) -> None:
     assert list(differences) == ["logits"]
 
 
+def test_large_logits_may_differ_by_as_much_more(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = CNNConfig(
+        image_height=20, image_width=19, conv_channels=(8,), conv_kernels=(3,), hidden_sizes=(64,)
+    )
+    model = CNN(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(30)
+        assert model(IMAGES).abs().max() > 1000  # whose last bit is above 1e-5
+    export_model(model, tmp_path / "cnn.onnx", format="onnx", images=IMAGES)
+
+
 def test_torch_export_equals_pytorch_for_any_batch(model: CapsNet, tmp_path: Path) -> None:
     path = tmp_path / "small.pt2"
     export_model(model, path, format="torch-export", images=IMAGES)

@@ -32,7 +32,10 @@ def test_class_names_come_from_the_record_if_they_fit() -> None:
 
 
 def test_error_rate_comes_from_the_record() -> None:
-    record: dict[str, object] = {"metrics": {"mnist": {"error_rate": 0.0025}}}
+    held_out = {"split": "validation", "error_rate": 0.001}
+    record: dict[str, object] = {"metrics": {"mnist": held_out}}
+    assert Weights("a", CapsNet(GREY), record).error_rate is None
+    record = {"metrics": {"mnist": held_out, "mnist test": {"split": "test", "error_rate": 0.0025}}}
     assert Weights("a", CapsNet(GREY), record).error_rate == 0.0025
     assert Weights("a", CapsNet(GREY), {"metrics": [1]}).error_rate is None
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -81,6 +83,15 @@ def test_part_of_a_split_is_spread_evenly_and_said_so() -> None:
     assert [example.index for example in evaluation.wrong] == [0, 4, 8, 12, 16]
     assert "5 wrong of 5 examples, spread evenly over 20" in evaluation.describe()
     assert evaluate([model], split, num_examples=99).num_examples == 20
+
+
+def test_results_on_affnist_say_which_files_it_was() -> None:
+    evaluation = evaluate([Table(logits_for((1,)))], Written([(1,)]))
+    assert evaluation.describe().startswith("written test: 0.00% error")
+    made = replace(evaluation, dataset="affnist", origin="affNIST-style, regenerated from MNIST")
+    assert made.describe().startswith(
+        "affnist test (affNIST-style, regenerated from MNIST): 0.00% error"
+    )
 
 
 def test_evaluation_tells_how_far_it_is() -> None:

@@ -1,11 +1,14 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_runs import tiny_config
 
+from capsnet.data.splits import ArraySplit
+from capsnet.models import CapsNetConfig, model_from_config
 from capsnet.training import train
-from capsnet.training.progress import Bar, Lines, Reporter, choose_reporter
+from capsnet.training.progress import Bar, Lines, Reporter, TensorBoard, choose_reporter
 
 LINE = {"loss": 0.25, "error_rate": 0.5, "images_per_second": 140.0}
 
@@ -73,12 +76,33 @@ def test_tensorboard_gets_scalars_and_reconstructions(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = tiny_config(epochs=1, tensorboard=True, model={"decoder": True})
-    train(config, tmp_path / "run", reporter=Reporter())
+    config = tiny_config(epochs=2, tensorboard=True, evaluate_every=1, model={"decoder": True})
+    metrics = train(config, tmp_path / "run", reporter=Reporter())["metrics"]
+    assert isinstance(metrics, dict)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert {"loss", "error_rate", "learning_rate"} <= set(events.Tags()["scalars"])
     assert {"input", "reconstruction"} <= set(events.Tags()["images"])
+    tested = events.Scalars("test/error_rate")
+    assert [each.step for each in tested] == [8, 16]
+    assert tested[-1].value == pytest.approx(metrics["mnist"]["error_rate"])
+
+
+def test_tensorboard_shows_stereo_pairs(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    model = model_from_config(CapsNetConfig(image_channels=2, conv_channels=4, primary_types=2))
+    pairs = np.zeros((3, 2, 28, 28), dtype=np.uint8)
+    split = ArraySplit(
+        pairs,
+        np.zeros(3, dtype=np.int64),
+        name="pairs",
+        split="test",
+        class_names=("a",),
+        origin="made up",
+    )
+    board = TensorBoard(tmp_path)
+    board.add_reconstructions(model, split, step=1)
+    board.close()
 
 
 def test_missing_tensorboard_is_one_sentence(

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, get_args
+from typing import Annotated, NoReturn, get_args
 
 from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
 
@@ -38,6 +38,9 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(negative_iterable=(), converter=_convert),
 )
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""An option without a value."""
 
 #: What PyTorch says, as a RuntimeError, when the CPU or a GPU has no memory left.
 _NO_MEMORY = re.compile("allocate memory|not enough memory|out of memory")

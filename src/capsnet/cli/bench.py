@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from capsnet.checks import unknown_name
+from capsnet.cli import Flag
 from capsnet.experiments.growth import (
     QUICK_SWEEPS,
     SWEEPS,
@@ -27,9 +28,9 @@ from capsnet.experiments.speed import (
     write_page,
 )
 from capsnet.experiments.workloads import CASES, Case
+from capsnet.training.config import check_count
 from capsnet.training.records import write_json
 
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Many = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 
 #: What may stand among the cases for the second part alone.
@@ -64,8 +65,8 @@ def bench(
         quick: A miniature of a minute, labelled as such.
         json: Print the results as JSON.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    check_count("repeats", repeats)
+    check_count("threads", threads)
     num_threads = threads or os.cpu_count() or 1
     names = tuple(name for name in cases if name != GROWTH)
     chosen = _find_cases(names or (_QUICK_CASES if quick else ()))

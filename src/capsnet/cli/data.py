@@ -10,12 +10,13 @@ from importlib import resources
 from json import dumps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from cyclopts import App, Parameter
+from cyclopts import App
 from jaxtyping import UInt8
 
+from capsnet.cli import Flag
 from capsnet.data import DataConfig, list_datasets, load_split
 from capsnet.data.catalogue import check_dataset
 from capsnet.data.sources import SOURCES, ProgressBar, RemoteFile, download
@@ -24,7 +25,6 @@ from capsnet.data.storage import FORMS, find_data_dir, find_part
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
 MAX_SHOWN = 10_000
 """Most images of a sheet."""

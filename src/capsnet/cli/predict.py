@@ -6,20 +6,19 @@ import json as json_format
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from PIL import Image
 
-from capsnet.cli import describe_os_error
+from capsnet.checks import check_num_labels
+from capsnet.cli import Flag, describe_os_error
 from capsnet.models import CapsNet
 from capsnet.playground.networks import Weights, load_networks
 from capsnet.playground.pictures import Prepared, open_image, to_bytes
 from capsnet.training.evaluation import class_probabilities
 
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Complain = Callable[[str], None]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -66,9 +65,7 @@ def predict(
     if not files:
         return 2
     [network] = load_networks([weights])
-    num_classes = network.model.config.num_classes
-    if not 1 <= num_labels <= num_classes:
-        raise ValueError(f"num_labels must be 1 to {num_classes}, got {num_labels}")
+    check_num_labels(num_labels, network.model.config.num_classes)
     if reconstructions is not None:
         if not (isinstance(network.model, CapsNet) and network.model.config.decoder):
             raise ValueError(f"weights {weights} have no decoder, so nothing can be reconstructed")

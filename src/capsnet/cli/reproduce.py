@@ -8,13 +8,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from capsnet.cli import Flag
 from capsnet.experiments.catalogue import EXPERIMENTS
 from capsnet.experiments.catalogue import reproduce as reproduce_experiment
 from capsnet.experiments.report import show_row, write_report
 from capsnet.experiments.runs import Options
 from capsnet.training import TrainingStopped
 
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Many = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 Digits = Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)]
 
@@ -83,7 +83,7 @@ def reproduce(
         done = reproduce_experiment(name, options, say=lambda text: print(text, file=sys.stderr))
     except TrainingStopped as stopped:
         command = shlex.join(["capsnet", *sys.argv[1:]])
-        print(f"{stopped}\ngo on with: {command}")
+        print(f"{stopped}\ngo on with: {command}", file=sys.stderr if json else sys.stdout)
         return 128 + stopped.signal_number
     if json:
         print(dumps(done.record, indent=2))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_type_hints
 import torch
 from cyclopts import Parameter
 
+from capsnet.cli import Flag
 from capsnet.data import DataConfig, Split, list_datasets, load_split
 from capsnet.models import CapsNetConfig, CNNConfig
 from capsnet.models.weights import WEIGHTS, list_weights, read_tensors
@@ -29,7 +30,7 @@ from capsnet.training import (
 )
 from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
-from capsnet.training.checkpoint import newest_checkpoint
+from capsnet.training.checkpoint import check_same_config, newest_checkpoint
 from capsnet.training.config import check_count, from_dict, override, to_dict
 from capsnet.training.evaluation import check_classes
 from capsnet.training.loop import prepare
@@ -67,9 +68,6 @@ class _Setting(NamedTuple):
     hint: object
     text: str
     group: str
-
-
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
 
 def _field_docs(cls: type) -> dict[str, str]:
@@ -244,7 +242,8 @@ def evaluate(
     trained = from_dict(stored) if isinstance(stored, dict) else None
     data = trained.data if trained is not None else DataConfig()
     if dataset is not None and dataset != data.name:
-        data = DataConfig(name=dataset)
+        folder = None if data.name == "folder" else data.data_dir
+        data = DataConfig(dataset, data_dir=folder, generation_seed=data.generation_seed)
     if data_dir is not None:
         data = replace(data, data_dir=data_dir)
     if num_examples is None and trained is not None:
@@ -371,7 +370,9 @@ def _stored_config(run: Path, preset: str, changes: Mapping[str, object]) -> Tra
     config = from_dict(stored)
     if config.preset != preset:
         raise ValueError(f"the run in {run} is of preset {config.preset}, got {preset}")
-    return override(config, changes)
+    changed = override(config, changes)
+    check_same_config(run, stored, changed)
+    return changed
 
 
 def _say_result(result: Mapping[str, object], run: Path, preset: Preset) -> None:
@@ -379,8 +380,8 @@ def _say_result(result: Mapping[str, object], run: Path, preset: Preset) -> None
     metrics = result["metrics"]
     assert isinstance(metrics, dict)
     rates = ", ".join(
-        f"{each['error_rate']:.2%} error on {name} ({each['split']})"
-        for name, each in metrics.items()
+        f"{each['error_rate']:.2%} error on {each['origin']} ({each['split']})"
+        for each in metrics.values()
     )
     paper = ""
     if preset.paper_error is not None:

@@ -18,7 +18,8 @@ from jaxtyping import Int64, UInt8
 from PIL import Image, ImageOps
 
 from capsnet.data.order import shuffle
-from capsnet.data.storage import find_data_dir, write_atomically
+from capsnet.data.storage import find_data_dir
+from capsnet.drafts import write_atomically
 
 _IGNORED = {"thumbs.db", "desktop.ini"}  # what file managers leave behind, besides dot files
 _GREY = {"1", "L", "LA", "La", "I", "F"}  # of Pillow's modes; a palette has colours

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from capsnet.data.storage import FORMS, find_data_dir, find_part, make_draft
+from capsnet.data.storage import FORMS, find_data_dir, find_part
+from capsnet.drafts import make_draft
 
 _TORONTO = "https://www.cs.toronto.edu/~"
 _FASHION = (

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import lzma
 import os
-import secrets
 import shlex
 import sys
-import time
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -18,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from capsnet.data.readers import CIFAR_TEST, CIFAR_TRAIN, read_idx
+from capsnet.drafts import write_atomically
 
 MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -25,8 +22,6 @@ MNIST_MD5 = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-_DRAFT = ".part"
-_STALE = 3600.0  # seconds after which nobody is writing to a draft any more
 _NORB_TRAIN = "smallnorb-5x46789x9x18x6x2x96x96-training"
 _NORB_TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
 
@@ -76,10 +71,12 @@ def _find_cache() -> Path:
 def find_part(name: str, part: str, data_dir: Path | None) -> Path | None:
     """A part of a dataset in the first form that there is, in DATA/NAME or in DATA itself.
 
-    An empty file, as a copy that failed leaves it, is taken only if there is no other.
+    An empty file, as a copy that failed leaves it, is taken only if there is no other. The files
+    of Fashion-MNIST have the names of MNIST's, so only those in DATA/fashion-mnist are taken.
     """
     root = find_data_dir(data_dir)
-    paths = (folder / form for folder in (root / name, root) for form in FORMS[name][part])
+    folders = (root / name,) if name == "fashion-mnist" else (root / name, root)
+    paths = (folder / form for folder in folders for form in FORMS[name][part])
     found = [path for path in paths if path.is_file()]
     return max(found, key=lambda path: path.stat().st_size > 0, default=None)
 
@@ -95,30 +92,6 @@ def require_part(name: str, part: str, data_dir: Path | None) -> Path:
             f"or put {' or '.join(FORMS[name][part])} there"
         )
     return path
-
-
-def make_draft(path: Path) -> Path:
-    """A name beside a file, of no one else, to write it under; old drafts of it are removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for older in path.parent.glob(f".{glob.escape(path.name)}.*{_DRAFT}"):
-        with suppress(OSError):  # another process may have removed it
-            if time.time() - older.stat().st_mtime > _STALE:
-                older.unlink()
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_DRAFT}")
-
-
-def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Puts a complete file in place at once: whoever looks finds the old one or the new one."""
-    draft = make_draft(path)
-    try:
-        with draft.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load_mnist(

@@ -69,7 +69,8 @@ class ConvCapsules(RoutedCapsules):
         stride: Step between neighbouring patches.
         padding: Places added on each side, whose capsules are zero.
         num_iterations: Iterations of routing.
-        learned_priors: Whether the initial routing logits are learned (§2) or all zero.
+        learned_priors: Whether the initial routing logits are learned (§2) or all zero. Differs
+            from the paper, where they depend on the place: they are shared as the matrices are.
         bias: Whether a learned vector is added to each total input before the squash. Differs from
             the paper: the authors' code has one in its dense layer, the text has none.
         orphan: Whether a capsule may be routed to "none of the above" (§7).

@@ -49,11 +49,16 @@ class RoutedCapsules(nn.Module):
             orphan=self.orphan,
         )
 
-    def iterate(self, capsules: Tensor) -> Iterator[RoutingStep]:
-        """Yields every iteration of the routing; the last one's outputs are the layer's."""
+    def iterate(self, capsules: Tensor, num_iterations: int | None = None) -> Iterator[RoutingStep]:
+        """Yields every iteration of the routing; the last one's outputs are the layer's.
+
+        Args:
+            capsules: Those of the layer below.
+            num_iterations: How many, if not as many as the layer makes.
+        """
         return iterate_routing(
             self.vote(capsules),
-            self.num_iterations,
+            self.num_iterations if num_iterations is None else num_iterations,
             prior_logits=self.prior_logits,
             bias=self.bias,
             orphan=self.orphan,

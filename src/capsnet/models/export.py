@@ -25,7 +25,7 @@ from capsnet.models import CapsNet, Model
 Format = Literal["onnx", "torch-export"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-5
-"""Largest difference from PyTorch that an exported file may have."""
+"""Largest difference from PyTorch that an exported file may have, of outputs up to 1."""
 
 
 class Exported(nn.Module):
@@ -62,6 +62,8 @@ def export_model(
     class_names: Sequence[str] = (),
 ) -> dict[str, float]:
     """Writes a network as one file and returns each output's largest difference from PyTorch.
+
+    Where outputs are larger than 1, as logits are, the difference is that relative to the largest.
 
     The file is written under a temporary name, read back and run on the images, whole and one
     alone; it gets its name only if every output is within 1e-5 of PyTorch's.
@@ -153,13 +155,13 @@ def _write_program(
 def _compare(
     network: Exported, path: Path, format: Format, images: Float[Tensor, "B C H W"]
 ) -> dict[str, float]:
-    """Largest differences of a file's outputs from PyTorch's, for all images and for one alone."""
+    """Differences of a file's outputs from PyTorch's, for all images and for one alone."""
     differences = dict.fromkeys(output_names(network.model), 0.0)
     for batch in (images, images[:1]):
         expected = network(batch)
         found = _run_onnx(path, batch) if format == "onnx" else _run_program(path, batch)
         for name, ours, theirs in zip(differences, expected, found, strict=True):
-            difference = float((ours - theirs).abs().max())
+            difference = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1))
             differences[name] = float(np.maximum(differences[name], difference))  # keeps NaN
     return differences
 

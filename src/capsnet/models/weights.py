@@ -7,9 +7,7 @@ config with its kind, and a SHA-256 over record and tensors; nothing in it is ev
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
@@ -20,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from capsnet.checks import unknown_name
+from capsnet.drafts import write_atomically
 from capsnet.models import CapsNetConfig, CNNConfig, Model, ModelConfig, model_from_config
 
 WEIGHTS = "weights.safetensors"
@@ -193,21 +192,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     if not isinstance(record, dict):
         raise ValueError(f"{path} was not written by capsnet: its record is no JSON object")
     return tensors, record
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all: temporary name, flush to the disk, rename."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _halve(name: str, tensor: Tensor) -> Tensor:

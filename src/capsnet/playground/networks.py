@@ -63,8 +63,9 @@ class Weights:
         """Test error by the record, as a share."""
         metrics = self.record.get("metrics")
         for each in metrics.values() if isinstance(metrics, dict) else ():
-            if isinstance(each, dict) and isinstance(each.get("error_rate"), float):
-                return float(each["error_rate"])
+            if isinstance(each, dict) and each.get("split") == "test":
+                rate = each.get("error_rate")
+                return rate if isinstance(rate, float) else None
         return None
 
     @property

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from capsnet.data import Split
+from capsnet.drafts import SUFFIX
 from capsnet.models import Model, model_from_config
 from capsnet.models.weights import (
     CHECKPOINTS,
@@ -120,7 +121,7 @@ def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) 
     path = run / CHECKPOINTS / f"step-{state.step:09d}.safetensors"
     try:
         path.parent.mkdir(exist_ok=True)
-        for stale in path.parent.glob(".step-*.partial"):  # of a kill in the middle of writing
+        for stale in path.parent.glob(f".step-*{SUFFIX}"):  # of a kill in the middle of writing
             stale.unlink()
         write_tensors(path, state.tensors(), {**record, **state.counts()})
         for old in list_checkpoints(run)[NUM_KEPT:]:
@@ -159,7 +160,7 @@ def restore_run(
     """
     if (run / RESULT).exists():
         result = read_json(run / RESULT)
-        _check_same_config(run, result["config"], config)
+        check_same_config(run, result["config"], config)
         for complaint in damaged_files(run):
             say(complaint)
         if is_writer:
@@ -179,7 +180,7 @@ def restore_run(
             say(f"{run / CONFIG} is damaged or missing; written anew")
     began_with = found[1]["config"] if found is not None else stored
     if began_with is not None:
-        _check_same_config(run, began_with, config)
+        check_same_config(run, began_with, config)
     if is_writer and stored != to_dict(config):
         write_json(run / CONFIG, to_dict(config))
     if found is None:
@@ -198,7 +199,8 @@ def restore_run(
     return None
 
 
-def _check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
+def check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
+    """Raises a ValueError if a run began with settings that would have come to another end."""
     assert isinstance(stored, dict)
     for name, (old, new) in differing_fields(from_dict(stored), config).items():
         raise ValueError(

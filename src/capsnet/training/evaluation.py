@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from capsnet.data import Split
-from capsnet.functional import iterate_routing, reconstruction_loss
+from capsnet.functional import reconstruction_loss
 from capsnet.models import CapsNet, Model, ModelConfig
 from capsnet.training.config import check_count
 from capsnet.training.processes import Processes
@@ -100,8 +100,9 @@ class Evaluation:
         """One line for people."""
         is_part = self.num_examples != self.num_available
         spread = f", spread evenly over {self.num_available:,}" if is_part else ""
+        made = f" ({self.origin})" if self.dataset == "affnist" else ""  # original or regenerated
         line = (
-            f"{self.dataset} {self.split}: {self.error_rate:.2%} error "
+            f"{self.dataset} {self.split}{made}: {self.error_rate:.2%} error "
             f"({self.num_errors:,} wrong of {self.num_examples:,} examples{spread})"
         )
         if self.label_error_rate != self.error_rate:
@@ -196,14 +197,8 @@ def routing_changes(
     logit changes by the agreement, which need not vanish as routing settles, so the coupling's
     change is given too.
     """
-    layer = model.classes
-    steps = iterate_routing(
-        layer.vote(model.encode(images).flatten(1, 3)),
-        num_iterations + 1,  # the logits of a step are those that the step before came to
-        prior_logits=layer.prior_logits,
-        bias=layer.bias,
-        orphan=layer.orphan,
-    )
+    # One more: the logits of a step are those that the step before came to.
+    steps = model.classes.iterate(model.encode(images).flatten(1, 3), num_iterations + 1)
     changes: dict[str, list[float]] = {"logits": [], "coupling": []}
     for before, after in pairwise(steps):
         changes["logits"].append(float((after.logits - before.logits).abs().mean()))

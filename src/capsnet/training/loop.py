@@ -344,14 +344,16 @@ class Training:
         }
         if not self.processes.is_first:
             return record
-        if self.board is not None:
-            self.show_reconstructions()
-            self.board.close()
         brief = {**record, "metrics": {name: each.summary() for name, each in evaluations.items()}}
         save_weights(self.folder / WEIGHTS, self.state.trained_model(), brief)
         record["files"] = {name: file_digest(self.folder / name) for name in (CONFIG, LOG, WEIGHTS)}
         write_json(self.folder / RESULT, record)
         remove_checkpoints(self.folder)
+        if self.board is not None:
+            final = evaluations[self.tests[0].name].summary()
+            self.board.add_scalars({"step": self.state.step, "evaluation": final})
+            self.show_reconstructions()
+            self.board.close()
         return record
 
 

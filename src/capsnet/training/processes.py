@@ -167,4 +167,8 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps.is_available()}
     if not available.get(device.type, False):
         raise ValueError(f"device {name} is not available here")
-    return torch.device("cuda", local_rank) if name == "cuda" else device
+    if name == "cuda":
+        device = torch.device("cuda", local_rank)
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"device {device} is not available here: there are {count}")
+    return device

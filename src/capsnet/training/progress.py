@@ -157,7 +157,7 @@ def check_tensorboard() -> None:
 
 
 class TensorBoard:
-    """Scalars of every log line, and reconstructions, for `tensorboard --logdir`."""
+    """Numbers of every log line, and reconstructions, for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -167,6 +167,10 @@ class TensorBoard:
     def add_scalars(self, line: Mapping[str, object]) -> None:
         """Writes the numbers of a log line."""
         step = line["step"]
+        if isinstance(evaluation := line.get("evaluation"), dict):
+            self._writer.add_scalar(
+                f"{evaluation['split']}/error_rate", evaluation["error_rate"], step
+            )
         for name, value in line.items():
             if isinstance(value, int | float) and name not in ("step", "epoch"):
                 self._writer.add_scalar(name, value, step)
@@ -181,7 +185,8 @@ class TensorBoard:
         decoded = model(images.to(device), reconstruct=labels.to(device)).reconstruction
         sheets = {"input": images, "target": targets[:, 0], "reconstruction": decoded[:, 0].cpu()}
         for name, sheet in sheets.items():
-            self._writer.add_images(name, sheet.clamp(0, 1), step)
+            shown = sheet if sheet.shape[1] == 3 else sheet[:, :1]  # of a stereo pair the left
+            self._writer.add_images(name, shown.clamp(0, 1), step)
 
     def close(self) -> None:
         """Writes what is left."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from capsnet.models.weights import CHECKPOINTS, WEIGHTS, write_atomically
+from capsnet.drafts import SUFFIX, write_atomically
+from capsnet.models.weights import CHECKPOINTS, WEIGHTS
 
 CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
 TENSORBOARD = "tensorboard"
@@ -101,7 +102,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 def remove_checkpoints(run: Path) -> None:
     """Removes the checkpoints of a run, as a finished one does not need them."""
-    _remove(run / CHECKPOINTS, "step-*.safetensors", ".step-*.partial")
+    _remove(run / CHECKPOINTS, "step-*.safetensors", f".step-*{SUFFIX}")
 
 
 def _remove(folder: Path, *patterns: str) -> None:
@@ -125,7 +126,7 @@ def _is_run(run: Path) -> bool:
 def check_run(run: Path, *, resume: bool, overwrite: bool) -> None:
     """Raises a ValueError when there is a run already and nobody said what to do with it."""
     # A kill in its first moments may have left a file half written, which is no run yet.
-    exists = run.is_dir() and any(path.suffix != ".partial" for path in run.iterdir())
+    exists = run.is_dir() and any(path.suffix != SUFFIX for path in run.iterdir())
     is_run = _is_run(run)
     if run.exists() and not run.is_dir():
         raise ValueError(f"{run} is a file, but a run needs a directory of its own")
@@ -145,6 +146,8 @@ def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
     check_run(run, resume=resume, overwrite=overwrite)
     run.mkdir(parents=True, exist_ok=True)
     with _locked(run):
+        for draft in run.glob(f".*.json*{SUFFIX}"):  # of a kill in the middle of writing
+            draft.unlink(missing_ok=True)
         if overwrite:
             remove_checkpoints(run)
             _remove(run / TENSORBOARD, "events.out.tfevents.*")
