@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 from torch import Tensor
 from torch.testing import assert_close
 
-from capsnet import CapsNet
+from capsnet import CapsNet, CapsNetConfig
 from capsnet.playground.engine import Engine
 from capsnet.playground.networks import Weights
 
@@ -98,6 +98,39 @@ def test_parts_are_the_strongest_contributions_in_order(engine: Engine, image: n
             assert 0 <= part.type < 3
             assert part.coupling[0] == pytest.approx(0.1)
     assert (routing.field, routing.stride) == (17, 4)
+
+
+def test_routing_is_shown_where_it_happens() -> None:
+    image = np.random.default_rng(2).random((1, 21, 37), dtype=np.float32)
+    torch.manual_seed(4)
+    model = CapsNet(
+        CapsNetConfig(
+            image_height=21, image_width=37, conv_channels=4, primary_types=3, primary_dim=5,
+            output_dim=6, primary_stride=4,
+        )
+    ).eval()  # fmt: skip
+    routing = Engine([Weights("wide", model, {})]).route("wide", image)
+    with torch.no_grad():
+        grid = model.encode(torch.from_numpy(image)[None])  # (1, 2, 6, 3, D)
+        votes = model.classes.vote(grid.flatten(1, 3))
+        *_, last = model.classes.iterate(grid.flatten(1, 3))
+        flow = last.coupling[0] * votes.agreement(last.outputs)[0]  # (36, K)
+    assert grid.shape[1:4] == (2, 6, 3)
+    for number, parts in enumerate(routing.parts):
+        for part in parts:
+            place = (part.row * 6 + part.column) * 3 + part.type
+            assert part.contribution == pytest.approx(float(flow[place, number]), rel=1e-5)
+            assert part.coupling[-1] == pytest.approx(float(last.coupling[0, place, number]))
+    view = routing.iterations[-1]
+    assert view.agreement.shape == view.coupling.shape == (10, 2, 6)
+    activity = grid[0].norm(dim=-1)  # (2, 6, 3)
+    for row in range(2):
+        for column in range(6):
+            first = (row * 6 + column) * 3
+            assert_close(view.agreement[:, row, column], flow[first : first + 3].sum(dim=0))
+            share = activity[row, column] / activity[row, column].sum()
+            expected = (share[:, None] * last.coupling[0, first : first + 3]).sum(dim=0)
+            assert_close(view.coupling[:, row, column], expected)
 
 
 def test_two_digits_are_laid_over_each_other_and_clipped(engine: Engine) -> None:

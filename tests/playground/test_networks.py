@@ -1,9 +1,12 @@
 """Networks by name: records are read with care, and images prepared as in training."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_files import write_svhn
 from numpy.testing import assert_allclose
 from PIL import Image
 
@@ -64,6 +67,16 @@ def test_own_images_are_prepared_exactly_as_in_training(tmp_path: Path) -> None:
         assert any(np.abs(image - each).max() < 1e-6 for each in found)
 
 
+def test_svhn_networks_see_images_as_in_training(tmp_path: Path) -> None:
+    images = np.random.default_rng(7).integers(0, 256, size=(2, 3, 32, 32), dtype=np.uint8)
+    write_svhn(tmp_path / "test_32x32.mat", images, np.arange(2))
+    expected = load_split(DataConfig("svhn", tmp_path), "test").test_batch(np.arange(2)).images
+    network = trained_on("svhn", replace(COLOUR, image_height=32, image_width=32))
+    for image, seen in zip(images, expected, strict=True):
+        prepared = network.prepare(Image.fromarray(image.transpose(1, 2, 0)))
+        assert_allclose(network.to_input(prepared.pixels[None])[0], seen, atol=1e-5)
+
+
 def test_cifar_networks_see_the_standardised_centre() -> None:
     levels = np.random.default_rng(6).integers(0, 256, size=(32, 32, 3), dtype=np.uint8)
     network = trained_on("cifar10", COLOUR)
@@ -85,6 +98,13 @@ def test_baselines_have_no_capsules() -> None:
     config = CNNConfig(conv_channels=(2,), conv_kernels=(3,), hidden_sizes=(3,))
     with pytest.raises(ValueError, match="weights 'a' are of a baseline"):
         _ = Weights("a", CNN(config), {}).capsules
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"odd\xff.safetensors")
+    save_weights(path, CapsNet(GREY), {})
+    with pytest.raises(ValueError, match="the name of weights must be text"):
+        load_networks([str(path)])
 
 
 def test_networks_are_named_by_run_or_file_and_only_once(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_drawn_one_is_recognised(visit: Callable[[str], Page], address: str) -
     draw(page, "#pad canvas", [(0.56, 0.16), (0.5, 0.5), (0.44, 0.85)])
     expect(page.locator("#lengths .best .name")).to_have_text("1")
     expect(page.locator("#verdict")).to_contain_text("a 1.")
-    assert float(page.locator("#lengths .best output").inner_text()) > 0.5
+    assert float(page.locator("#lengths .best .value").inner_text()) > 0.5
 
 
 def test_turning_a_number_redraws_the_digit_and_reset_brings_it_back(
@@ -140,6 +140,36 @@ def test_turning_a_number_redraws_the_digit_and_reset_brings_it_back(
     page.locator("#reset").click()
     expect(slider).to_have_value("0")
     eventually(page, lambda: difference(page, "#reconstruction", before) <= 1)
+
+
+def test_a_late_answer_does_not_undo_a_reset(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#input=t0")
+    before = pixels(page, "#reconstruction")
+    held: list[Route] = []
+    page.route("**/api/reconstruct", lambda route: held.append(route))
+    page.locator("#dimension-3").fill("0.4")
+    eventually(page, lambda: bool(held))
+    page.locator("#dimension-3").fill("0.3")  # waits for the first
+    page.locator("#reset").click()
+    held[0].continue_()
+    settle(page)
+    assert len(held) == 1
+    assert difference(page, "#reconstruction", before) == 0
+
+
+def test_another_digit_in_another_view_is_not_turned_nor_of_the_chosen_class(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#input=t0")
+    page.locator("#dimension-3").fill("0.4")
+    page.locator("#tab-routing").click()
+    expect(page.locator("#routing-class")).to_have_text("7")
+    page.keyboard.press("n")
+    expect(page.locator("#routing-class")).to_have_text("2")
+    page.locator("#tab-digit").click()
+    expect(page.locator("#verdict")).to_contain_text("a 2")
+    expect(page.locator("#dimension-3")).to_have_value("0")
+    expect(page.locator(".chosen-name").first).to_have_text("2")
 
 
 def test_playing_sweeps_a_number_until_stopped(visit: Callable[[str], Page], address: str) -> None:
@@ -225,6 +255,23 @@ def test_two_sets_of_weights_are_compared(visit: Callable[[str], Page], address:
     expect(page.locator("#compare-b .bar")).to_have_count(10)
 
 
+def test_no_verdict_is_given_on_answers_to_two_digits(page: Page, address: str) -> None:
+    page.goto(f"{address}/#view=compare&input=t0")
+    expect(page.locator("#compare-verdict")).to_contain_text("7")
+
+    def refuse_the_second(route: Route) -> None:
+        if (route.request.post_data_json or {})["num_iterations"] is None:
+            route.fulfill(status=429, json={"error": "Later."})
+        else:
+            route.continue_()
+
+    page.route("**/api/predict", refuse_the_second)
+    page.keyboard.press("n")
+    expect(page.locator("#message")).to_have_text("Later.")
+    expect(page.locator("#compare-a .best .name")).to_have_text("2")
+    expect(page.locator("#compare-verdict")).to_have_text("")
+
+
 def test_reloading_the_address_shows_the_same_view(
     visit: Callable[[str], Page], address: str
 ) -> None:
@@ -258,6 +305,10 @@ def test_an_opened_image_is_turned_light_on_dark_and_shared(
     page.locator("#pad [type=file]").set_input_files(tmp_path / "one.png")
     expect(page.locator("#lengths .best .name")).to_have_text("1")
     expect(page.locator("#pad .label")).to_contain_text("dark on light: turned light on dark")
+    # Another network sees the file, not what this one made of it.
+    with page.expect_request("**/api/predict") as asked:
+        page.locator("#weights").select_option("multimnist")
+    assert list((asked.value.post_data_json or {})["image"]) == ["file"]
     eventually(page, lambda: "input=p" in page.url)
     page.reload()
     expect(page.locator("#lengths .best .name")).to_have_text("1")
@@ -368,6 +419,41 @@ def test_an_error_stays_until_the_same_question_is_answered(page: Page, address:
     page.route("**/api/reconstruct", lambda route: route.abort())
     page.locator("#dimension-3").fill("0.1")
     expect(page.locator("#message")).to_contain_text("The server does not answer")
+
+
+def test_a_digit_along_the_edge_is_light_on_dark(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#input=s")
+    with page.expect_response("**/api/predict"):
+        edge = [(0.02, 0.02), (0.98, 0.02), (0.98, 0.98), (0.02, 0.98), (0.02, 0.02)]
+        draw(page, "#pad canvas", edge)
+    settle(page)
+    seen = pixels(page, "#seen")[..., 0]
+    assert seen[14, 14] == 0 < seen.max()
+
+
+def test_a_second_finger_draws_nothing(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#input=s")
+    page.locator("#pad canvas").evaluate(
+        """(canvas) => {
+          canvas.setPointerCapture = () => {};
+          const box = canvas.getBoundingClientRect();
+          const send = (type, pointerId, x, y) => canvas.dispatchEvent(new PointerEvent(type, {
+            pointerId, clientX: box.left + x * box.width, clientY: box.top + y * box.height }));
+          send("pointerdown", 1, 0.2, 0.2);
+          send("pointerdown", 2, 0.8, 0.8);
+          send("pointermove", 2, 0.8, 0.5);
+          send("pointerup", 2, 0.8, 0.5);
+          send("pointermove", 1, 0.2, 0.5);
+          send("pointerup", 1, 0.2, 0.5);
+        }"""
+    )
+    settle(page)
+    drawn = pixels(page, "#pad canvas")[..., 0]
+    side = len(drawn)
+    assert drawn[side // 2, side // 5] == 255
+    assert drawn[:, side // 2 :].max() == 0
 
 
 def test_a_long_stroke_goes_on_to_its_end(visit: Callable[[str], Page], address: str) -> None:

@@ -59,6 +59,14 @@ def test_uneven_light_changes_nothing(ground: int, ink: int, axis: int) -> None:
     assert np.abs(prepared.pixels - even.pixels).mean() < 0.03
 
 
+def test_ink_on_a_glaring_page_is_at_most_one() -> None:
+    page = np.clip(np.tile(np.linspace(0.45, 1.15, 28), (28, 1)), 0, 1)
+    page[8:20, 24:27] = 0
+    prepared = prepare_image(Image.fromarray((page * 255).astype(np.uint8)), DIGIT)
+    assert prepared.pixels[0, 8:20, 24:27].min() > 0.9
+    assert prepared.pixels.max() <= 1
+
+
 def test_ink_at_the_border_does_not_tilt_the_ground() -> None:
     page = stroke()
     cut = page.crop((page.width // 3, 0, page.width, page.height))  # the stroke is the left edge

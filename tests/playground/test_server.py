@@ -223,6 +223,13 @@ def test_garbage_is_said_not_to_be_json(client: TestClient) -> None:
     text = client.post("/api/predict", content=json.dumps(GOOD), headers={"Content-Type": "text/x"})
     assert text.status_code == 415
     assert text.json() == {"error": "the Content-Type must be application/json"}
+    untyped = client.post("/api/predict", content=json.dumps(GOOD))
+    assert (untyped.status_code, untyped.json()) == (415, text.json())
+
+
+def test_the_page_s_files_have_heads(client: TestClient) -> None:
+    for path in ("/", "/main.js", "/docs"):
+        assert client.head(path).status_code == 200
 
 
 @pytest.mark.parametrize("given", ["bytes=0-9", "bytes=9-1", "bytes=99999999-", "pages=1"])
@@ -434,7 +441,9 @@ def test_sixteen_clients_at_once_all_get_the_same_right_answer(
         with httpx2.Client(base_url=address, timeout=60) as client:
             for number in range(12):
                 if number % 4 == 3:
-                    mistakes.append(client.post("/api/predict", content=b"{").status_code)
+                    headers = {"Content-Type": "application/json"}
+                    answer = client.post("/api/predict", content=b"{", headers=headers)
+                    mistakes.append(answer.status_code)
                 answer = client.post("/api/predict", json=GOOD)
                 assert answer.status_code == 200, answer.text
                 answers.append(answer.json()["lengths"])

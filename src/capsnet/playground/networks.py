@@ -102,6 +102,8 @@ def load_networks(sources: Sequence[str]) -> list[Weights]:
     for source in sources:
         path = find_weights(source)
         name = path.resolve().parent.name if path.name == WEIGHTS else path.stem
+        if not name.isprintable():  # bytes that are no text could not be sent to the page
+            raise ValueError(f"the name of weights must be text, got {name!r}; rename them")
         if any(each.name == name for each in loaded):
             raise ValueError(f"two sets of weights are named {name!r}; rename one of them")
         model, record = load_weights(path)

@@ -187,6 +187,7 @@ def _find_ink(grey: Float32[np.ndarray, "h w"]) -> tuple[Float32[np.ndarray, "h 
         ink = np.zeros_like(ink)
     elif strongest < FAINT:
         ink = ink / strongest
+    ink = np.minimum(ink, 1)  # a tilted ground may be lighter than white
     return ink, "light on dark" if is_light else "dark on light"
 
 

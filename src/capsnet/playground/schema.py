@@ -33,7 +33,8 @@ class ImageBody(Body):
 
     test: int | None = Field(None, ge=0, lt=10_000, description="Index of an MNIST test digit.")
     file: str | None = Field(
-        None, description="Base64 of a PNG, JPEG, GIF, BMP, WebP, TIFF or PPM of any size and mode."
+        None,
+        description="Base64 of a PNG, JPEG, GIF, BMP, WebP, TIFF or PPM, up to 4096×4096 pixels.",
     )
     pixels: list[list[Intensity]] | None = Field(
         None,

@@ -266,7 +266,7 @@ def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> 
 
     static = Path(str(resources.files("capsnet.playground"))) / "static"
 
-    @app.get("/docs", include_in_schema=False)
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
     async def docs() -> FileResponse:
         return FileResponse(static / "docs.html")
 
@@ -280,7 +280,7 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":  # its place is a number of a character, no field
         return JSONResponse({"error": "the body of a request must be JSON"}, 422)
-    if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", "json"):
+    if first["loc"] == ("body",) and "json" not in request.headers.get("content-type", ""):
         return JSONResponse({"error": "the Content-Type must be application/json"}, 415)
     place = ".".join(str(step) for step in first["loc"] if step != "body") or "the body"
     sentence = f"{place}: {str(first['msg']).removeprefix('Value error, ')}"

@@ -59,9 +59,17 @@ export function hush() {
 export class Latest {
   #busy = false;
   #next = null;
+  #dropped = 0;
 
   constructor(path) {
     this.path = path;
+  }
+
+  /** Forgets what was asked: answers that are on their way come too late. */
+  drop() {
+    this.#next = null;
+    this.#dropped += 1;
+    say("", this);
   }
 
   async ask(body, use) {
@@ -70,11 +78,15 @@ export class Latest {
       return;
     }
     this.#busy = true;
+    const dropped = this.#dropped;
     try {
-      use(await post(this.path, body));
-      say("", this);
+      const said = await post(this.path, body);
+      if (dropped === this.#dropped) {
+        use(said);
+        say("", this);
+      }
     } catch (error) {
-      say(error.message, this);
+      if (dropped === this.#dropped) say(error.message, this);
     }
     this.#busy = false;
     if (this.#next) {

@@ -57,6 +57,9 @@ export class CompareView {
   }
 
   update() {
+    this.#winners = [null, null];
+    find("compare-verdict").textContent = "";
+    const turn = this.#winners;
     this.#sides.forEach((side, place) => {
       const weights = this.page.all.find((each) => each.name === side.weights.value);
       side.facts.textContent = describe(weights);
@@ -66,7 +69,7 @@ export class CompareView {
         side.figure.hidden = !said.reconstruction;
         if (said.reconstruction) showPicture(side.canvas, said.reconstruction);
         side.caption.textContent = `capsule ${weights.classes[said.classes[0]]}, decoded`;
-        this.#winners[place] = { name: weights.classes[said.classes[0]], length: said.lengths[said.classes[0]] };
+        turn[place] = { name: weights.classes[said.classes[0]], length: said.lengths[said.classes[0]] };
         this.#showVerdict();
       });
     });

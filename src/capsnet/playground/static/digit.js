@@ -34,18 +34,15 @@ export class DigitView {
     });
   }
 
-  /** A new input or new weights: nothing is turned any more, unless the address says so. */
-  update({ keep = false } = {}) {
-    if (!keep) {
-      this.stop();
-      change({ offsets: "", class: "" });
-    }
+  update() {
     const { pad, weights, iterations } = this.page;
     find("verdict").textContent = "";
+    this.#reconstruct.drop();
+    this.#perturb.drop();
     const body = { weights: weights.name, image: pad.body(), num_iterations: iterations };
     this.#predict.ask(body, (said) => {
       if (weights !== this.page.weights) return;
-      this.#said = said;
+      this.#said = { ...said, weights };
       showPicture(find("seen"), said.input);
       this.#showChosen();
     });
@@ -64,8 +61,13 @@ export class DigitView {
     return this.#said.capsules[this.#chosen].map((value, place) => value + (offsets[place] ?? 0));
   }
 
+  /** Whether what was said last came from the weights that are chosen now. */
+  get #isCurrent() {
+    return this.#said?.weights === this.page.weights;
+  }
+
   #showChosen() {
-    if (!this.#said) return;
+    if (!this.#isCurrent) return;
     const { weights, pad } = this.page;
     const { lengths, classes, label } = this.#said;
     const marks = { [classes[0]]: "best" };
@@ -100,7 +102,7 @@ export class DigitView {
     row.className = "slider";
     const name = document.createElement("label");
     const slider = document.createElement("input");
-    const value = document.createElement("output");
+    const value = Object.assign(document.createElement("span"), { className: "value" });
     const play = document.createElement("button");
     Object.assign(slider, { type: "range", min: -REACH, max: REACH, step: 0.01, value: 0, id: `dimension-${place}` });
     Object.assign(name, { htmlFor: slider.id, textContent: place });
@@ -115,6 +117,7 @@ export class DigitView {
   }
 
   #turned() {
+    if (!this.#isCurrent) return;
     const offsets = this.#sliders.map(({ slider }) => Number(slider.value));
     change({ class: String(this.#chosen), offsets: offsets.some(Boolean) ? offsets.join(",") : "" });
     this.#sliders.forEach(({ value }, place) => { value.textContent = this.#capsule[place].toFixed(2); });
@@ -125,11 +128,13 @@ export class DigitView {
     const canvas = find("reconstruction");
     const { weights } = this.page;
     if (!weights.decoder) {
+      this.#reconstruct.drop();
       canvas.width = canvas.height = 28;
     } else if (state.offsets || !this.#said.reconstruction || this.#chosen !== this.#said.reconstructed) {
       const body = { weights: weights.name, class: this.#chosen, capsule: this.#capsule };
       this.#reconstruct.ask(body, ({ image }) => showPicture(canvas, image));
     } else {
+      this.#reconstruct.drop();
       showPicture(canvas, this.#said.reconstruction);
     }
   }
@@ -162,10 +167,10 @@ export class DigitView {
   /** Every dimension moved from -0.25 to 0.25, as in Fig. 4 of the paper. */
   #showGlance() {
     const glance = find("glance");
-    glance.hidden = !state.glance;
+    glance.hidden = !state.glance || !this.page.weights.decoder;
     find("all-dimensions").setAttribute("aria-expanded", String(!glance.hidden));
     find("all-dimensions").textContent = glance.hidden ? "Show all at a glance" : "Hide the overview";
-    if (glance.hidden || !this.#said || !this.page.weights.decoder || this.#playing) return;
+    if (glance.hidden || !this.#isCurrent) return;
     const body = {
       weights: this.page.weights.name, class: this.#chosen, capsule: this.#said.capsules[this.#chosen],
       dimensions: this.#sliders.map((_, place) => place), offsets: STRIP,

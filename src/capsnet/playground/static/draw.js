@@ -83,8 +83,9 @@ export class Bars {
     this.host.replaceChildren();
     this.rows = classes.map((_, number) => {
       const element = document.createElement(this.choose ? "label" : "div");
-      const [name, track, bar, value] = ["span", "span", "span", "output"].map((tag) => document.createElement(tag));
+      const [name, track, bar, value] = ["span", "span", "span", "span"].map((tag) => document.createElement(tag));
       name.className = "name";
+      value.className = "value";
       track.className = "track";
       track.setAttribute("role", "img");
       track.append(bar);

@@ -33,11 +33,15 @@ class Page {
 const page = new Page();
 let views = {};
 
+function stopAll() {
+  for (const each of Object.values(views)) each.stop?.();
+}
+
 function showView(name, focus = false) {
   const view = Object.hasOwn(views, name) ? name : "digit";
   change({ view });
   hush();
-  for (const each of Object.values(views)) each.stop?.();
+  stopAll();
   for (const tab of tabs) {
     const chosen = tab.dataset.view === view;
     tab.setAttribute("aria-selected", String(chosen));
@@ -51,8 +55,13 @@ function showView(name, focus = false) {
   document.querySelector(".layout").classList.toggle("wide", view === "pair");
 }
 
-function update(options) {
-  views[state.view].update(options);
+/** Asks anew; with a new input or new weights, not `keep`, no class is chosen and nothing turned. */
+function update({ keep = false } = {}) {
+  if (!keep) {
+    stopAll();
+    change({ class: "", offsets: "" });
+  }
+  views[state.view].update();
 }
 
 function showSettings() {
@@ -61,11 +70,21 @@ function showSettings() {
   find("iterations").value = page.iterations ?? "";
 }
 
+/** The theme chosen last, kept if there is one given; browsers may refuse to store anything. */
+function remember(theme) {
+  try {
+    if (theme) localStorage.setItem("theme", theme);
+    return localStorage.getItem("theme");
+  } catch {
+    return theme;
+  }
+}
+
 function chooseTheme() {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
-  localStorage.setItem("theme", root.dataset.theme);
+  remember(root.dataset.theme);
   update({ keep: true });
 }
 
@@ -88,8 +107,9 @@ function listen() {
     update();
   });
   find("iterations").addEventListener("change", () => {
-    change({ iterations: find("iterations").value, step: "" });
-    update();
+    stopAll();
+    change({ iterations: find("iterations").value, step: "", offsets: "" });
+    update({ keep: true });
   });
   find("theme").addEventListener("click", chooseTheme);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update({ keep: true }));
@@ -114,7 +134,7 @@ async function showAddress() {
 }
 
 async function start() {
-  const theme = localStorage.getItem("theme");
+  const theme = remember();
   if (theme) document.documentElement.dataset.theme = theme;
   page.all = (await get("/api/weights")).weights;
   find("weights").append(...page.all.map((each) => new Option(each.name, each.name)));

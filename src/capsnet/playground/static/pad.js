@@ -31,7 +31,10 @@ export class Pad {
   #value = "s";
   #strokes = [];
   #pen = null;
+  #pointer = 0; // whose pen it is
   #turned = ""; // the value of the image that was dark on light
+  #opened = { value: "", file: "" }; // the image opened last: as it was prepared, and as it is
+  #opening = 0;
 
   /** `changed` is called with the value; `weights` names those that prepare a dropped image. */
   constructor(host, { changed, weights, large }) {
@@ -76,16 +79,20 @@ export class Pad {
   body() {
     const content = this.#value.slice(1);
     if (this.#value.startsWith("t")) return { test: Number(content) };
-    if (this.#value.startsWith("p")) {
-      const [channels, height, width, ...bytes] = unpackBytes(content);
-      return { picture: { ...toPicture(bytes, height, width), channels } };
-    }
+    if (this.#value === this.#opened.value) return { file: this.#opened.file }; // each network prepares it its own way
+    if (this.#value.startsWith("p")) return { picture: this.#picture };
     const canvas = Object.assign(document.createElement("canvas"), { width: 128, height: 128 });
     const context = canvas.getContext("2d");
     context.fillRect(0, 0, 128, 128);
-    context.scale(128 / SIDE, 128 / SIDE);
+    context.translate(4, 4); // a black edge, whatever is drawn, tells which is the ground
+    context.scale(120 / SIDE, 120 / SIDE);
     drawStrokes(context, this.#strokes);
     return { file: canvas.toDataURL("image/png") };
+  }
+
+  get #picture() {
+    const [channels, height, width, ...bytes] = unpackBytes(this.#value.slice(1));
+    return { ...toPicture(bytes, height, width), channels };
   }
 
   get isEmpty() {
@@ -93,6 +100,7 @@ export class Pad {
   }
 
   async set(value, quiet = false) {
+    say("", this);
     this.#value = isValid(value) ? value : "s";
     this.#strokes = this.#value.startsWith("s") ? unpackStrokes(this.#value.slice(1)) : [];
     await this.#show();
@@ -104,7 +112,7 @@ export class Pad {
   }
 
   undo() {
-    this.set(`s${packStrokes(this.#strokes.slice(0, -1))}`);
+    if (this.#strokes.length) this.set(`s${packStrokes(this.#strokes.slice(0, -1))}`);
   }
 
   step(by) {
@@ -113,16 +121,19 @@ export class Pad {
   }
 
   async open(file) {
+    const [before, turn] = [this.#value, ++this.#opening];
+    const isNewest = () => turn === this.#opening && before === this.#value; // nothing was given meanwhile
     try {
       const data = await readImage(file);
       const said = await post("/api/predict", { weights: this.weights(), image: { file: data } });
+      if (!isNewest()) return;
       const { channels, height, width } = said.input;
       const value = `p${packBytes([channels, height, width, ...bytesOf(said.input)])}`;
       this.#turned = said.polarity === "dark on light" ? value : "";
-      say("", this);
+      this.#opened = { value, file: data };
       this.set(value);
     } catch (error) {
-      say(error.message, this);
+      if (isNewest()) say(error.message, this);
     }
   }
 
@@ -137,12 +148,11 @@ export class Pad {
         if (this.#value !== value) return; // another was set meanwhile
         this.label.textContent = `labelled ${digit.label}`;
         showPicture(this.canvas, digit.image);
-        say("", this);
       } catch (error) {
         say(error.message, this);
       }
     } else if (this.#value.startsWith("p")) {
-      showPicture(this.canvas, this.body().picture);
+      showPicture(this.canvas, this.#picture);
       this.label.textContent = this.#turned === this.#value
         ? "your image, dark on light: turned light on dark"
         : "your image";
@@ -174,13 +184,15 @@ export class Pad {
     this.canvas.addEventListener("pointerdown", (event) => {
       if (event.button) return;
       event.preventDefault();
+      if (this.#pen) return; // a second finger
       this.canvas.setPointerCapture(event.pointerId);
+      this.#pointer = event.pointerId;
       this.#pen = [place(event)];
       this.#strokes = [...this.#strokes, this.#pen];
       this.#drawn();
     });
     this.canvas.addEventListener("pointermove", (event) => {
-      if (!this.#pen) return;
+      if (!this.#pen || event.pointerId !== this.#pointer) return;
       for (const each of event.getCoalescedEvents?.().length ? event.getCoalescedEvents() : [event]) {
         const [x, y] = place(each);
         const [lastX, lastY] = this.#pen.at(-1);
@@ -193,7 +205,9 @@ export class Pad {
       }
       this.#drawn();
     });
-    const lift = () => { this.#pen = null; };
+    const lift = (event) => {
+      if (event.pointerId === this.#pointer) this.#pen = null;
+    };
     this.canvas.addEventListener("pointerup", lift);
     this.canvas.addEventListener("pointercancel", lift);
     this.number.addEventListener("change", () => this.set(`t${Math.min(Math.max(Math.round(this.number.value) || 0, 0), NUM_TEST - 1)}`));
@@ -211,6 +225,7 @@ export class Pad {
   }
 
   #drawn() {
+    say("", this);
     this.#value = `s${packStrokes(this.#strokes)}`;
     this.number.value = "";
     this.label.textContent = "";

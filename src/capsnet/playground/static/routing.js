@@ -29,7 +29,7 @@ export class RoutingView {
     const body = { weights: weights.name, image: pad.body(), num_iterations: iterations };
     this.#route.ask(body, (routing) => {
       if (weights !== this.page.weights) return;
-      this.#routing = routing;
+      this.#routing = { ...routing, weights };
       this.#part = null;
       this.show();
     });
@@ -50,8 +50,8 @@ export class RoutingView {
   }
 
   show() {
-    if (!this.#routing) return;
     const { weights } = this.page;
+    if (this.#routing?.weights !== weights) return;
     const { kind } = this.#scale;
     for (const radio of document.querySelectorAll("[name=map]")) radio.checked = radio.value === kind;
     const grid = this.#last.coupling[0];
