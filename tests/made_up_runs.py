@@ -20,8 +20,9 @@ def write_run(
     steps: int = 1000,
     with_weights: bool = False,
     changes: dict[str, object] | None = None,
+    others: dict[str, float] | None = None,
 ) -> Path:
-    """A run that made `steps` updates and came to this test error."""
+    """A run that made `steps` updates and came to this test error, and to others on other sets."""
     config = configure(preset, {"steps": steps, "seed": seed, **(changes or {})})
     folder.mkdir(parents=True)
     weights = folder / "weights.safetensors"
@@ -29,12 +30,15 @@ def write_run(
         save_weights(weights, model_from_config(config.model), {"config": to_dict(config)})
     else:
         weights.write_bytes(b"")
-    metric = {
-        "dataset": config.data.name,
-        "split": "validation" if config.data.held_out else "test",
-        "origin": "made up",
-        "num_examples": 10_000,
-        "error_rate": error,
+    metrics = {
+        name: {
+            "dataset": name,
+            "split": "validation" if config.data.held_out else "test",
+            "origin": "made up",
+            "num_examples": 10_000,
+            "error_rate": rate,
+        }
+        for name, rate in {config.data.name: error, **(others or {})}.items()
     }
     record = {
         "preset": preset,
@@ -43,7 +47,7 @@ def write_run(
         "steps": steps,
         "epochs": steps / 468,
         "seconds": 60.0,
-        "metrics": {config.data.name: metric},
+        "metrics": metrics,
         **describe_environment(),
         "files": {"weights.safetensors": f"{folder.name} {error}"},
     }

@@ -37,12 +37,22 @@ def run(*arguments: str) -> int | str | None:
 
 
 def test_train_then_evaluate_gives_the_same_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", "mnist", "--seed", "3", *TINY, "--json") == 0
+    average = ["--average-decay", "0.9"]  # what is evaluated is what is saved
+    assert run("train", "mnist", "--seed", "3", *TINY, *average, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert run("evaluate", "runs/mnist-seed3", "--json") == 0
     evaluation = json.loads(capsys.readouterr().out)
     assert evaluation == result["metrics"]["mnist"]
     assert evaluation["num_examples"] == 30
+
+
+def test_held_out_digits_are_evaluated_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "mnist", *TINY, "--held-out", "40", "--json") == 0
+    metric = json.loads(capsys.readouterr().out)["metrics"]["mnist"]
+    arguments = ("evaluate", "runs/mnist-seed0", "--split", "validation", "--json")
+    assert run(*arguments) == 0
+    assert json.loads(capsys.readouterr().out) == metric
+    assert (metric["split"], metric["num_available"]) == ("validation", 40)
 
 
 def test_closing_lines_say_what_where_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from capsnet.data import Batch, DataConfig, Split, iterate_batches, list_datasets, load_split
+from capsnet.data.augment import Brightness, Contrast, Crop, Flip
+from capsnet.data.splits import ArraySplit
 from capsnet.data.storage import load_mnist
 
 RNG = np.random.default_rng(0)
@@ -90,14 +92,37 @@ def test_places_in_forty_by_forty_depend_on_the_index_alone() -> None:
     assert not torch.equal(batch.images, other.test_batch(np.array([8, 3])).images)
 
 
+def test_digits_in_forty_by_forty_are_trained_on_everywhere() -> None:
+    moved, centred = (
+        load_split(DataConfig("mnist-40", num_train=400, shift=shift), "train")
+        for shift in (None, 0)
+    )
+    offsets = set()
+    for epoch in range(5):  # 400 places alone would hardly be all 169
+        pairs = [
+            split.train_batch(np.arange(400), seed=0, epoch=epoch).images[:, 0].numpy()
+            for split in (moved, centred)
+        ]
+        for image, original in zip(*pairs, strict=True):
+            offsets.add(tuple((first_ink(image) - first_ink(original)).tolist()))
+    assert offsets == {(down, right) for down in range(-6, 7) for right in range(-6, 7)}
+
+
+def first_ink(image: np.ndarray) -> np.ndarray:
+    """The first row and the first column that are not empty."""
+    return np.array([image.any(axis=1).argmax(), image.any(axis=0).argmax()])
+
+
 def test_splits_of_the_training_set_do_not_overlap() -> None:
     config = DataConfig("mnist", held_out=5_000, num_train=100)
     train, validation = load_split(config, "train"), load_split(config, "validation")
     assert (len(train), len(validation)) == (100, 5_000)
     labels = load_mnist("train")[1]
     assert train.test_batch(np.arange(100)).labels[:, 0].tolist() == labels[:100].tolist()
-    first = validation.test_batch(np.arange(9)).labels[:, 0].tolist()
-    assert first == labels[55_000:55_009].tolist()
+    held_out = validation.test_batch(np.arange(5_000))
+    assert held_out.labels[:, 0].tolist() == labels[55_000:].tolist()
+    digits = torch.tensor(load_mnist("train")[0][55_000:])
+    assert torch.equal((held_out.images * 255).round().byte(), digits)
     assert len(load_split(replace(config, num_train=None), "train")) == 55_000
 
 
@@ -140,7 +165,10 @@ def test_fashion_mnist_is_read_plain_or_gzipped(tmp_path: Path) -> None:
 def test_cifar10_is_cropped_to_24(python: bool, place: str, tmp_path: Path) -> None:
     dataset_files.write_cifar10(tmp_path / place, python=python, archive=False)
     config = DataConfig("cifar10", tmp_path)
-    check_shapes(load_split(config, "train"), 20, (3, 24, 24))
+    train = load_split(config, "train")
+    check_shapes(train, 20, (3, 24, 24))
+    assert isinstance(train, ArraySplit)
+    assert train._steps == (Crop(24), Flip(), Brightness(63 / 255), Contrast(0.2, 1.8))
     test = load_split(replace(config, held_out=1), "test")
     images = np.random.default_rng(5).integers(0, 256, (4, 3, 32, 32)).astype(np.float32) / 255
     batch = test.test_batch(np.arange(4))
@@ -174,7 +202,10 @@ def test_smallnorb_is_halved_and_cropped_to_32(tmp_path: Path) -> None:
         categories = (np.arange(count) % 5).astype(np.int32)
         dataset_files.write_norb(tmp_path / f"{stem}-cat.mat", categories)
     config = DataConfig("smallnorb", tmp_path)
-    check_shapes(load_split(config, "train"), 10, (2, 32, 32))
+    train = load_split(config, "train")
+    check_shapes(train, 10, (2, 32, 32))
+    assert isinstance(train, ArraySplit)
+    assert train._steps == (Brightness(63 / 255), Contrast(0.2, 1.8), Crop(32))
     check_shapes(load_split(config, "test"), 8, (2, 32, 32))
     dataset_files.write_norb(tmp_path / f"{stem}-cat.mat", np.zeros(7, dtype=np.int32))
     with pytest.raises(ValueError, match="smallNORB has 8 images but 7 labels"):

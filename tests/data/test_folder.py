@@ -85,9 +85,13 @@ def test_every_image_knows_its_file(animals: Path, split: str) -> None:
         assert round(float(image.mean()) * 255) == np.asarray(Image.open(path)).mean()
 
 
-def test_held_out_images_come_from_all_classes(animals: Path) -> None:
-    assert set(labels_of(load(animals, "validation", held_out=8))) == {0, 1, 2}
-    assert len(load(animals, held_out=8)) == 16
+def test_held_out_images_come_from_all_classes_and_are_not_trained_on(animals: Path) -> None:
+    train, validation = load(animals, held_out=8), load(animals, "validation", held_out=8)
+    assert set(labels_of(validation)) == {0, 1, 2}
+    assert train.files is not None
+    assert validation.files is not None
+    assert (len(train.files), len(validation.files)) == (16, 8)
+    assert len({*train.files, *validation.files}) == 24
 
 
 def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -293,6 +293,20 @@ def test_missing_trials_are_trained_as_those_found_but_with_the_user_s_folder(
     ]
 
 
+def test_each_network_on_each_set_of_section_5_2_has_its_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", "affnist", error=0.01, others={"affnist": 0.2})
+    write_run(tmp_path / "runs" / "b", "affnist-cnn", error=0.02, others={"affnist": 0.3})
+    done = reproduce("affnist", Options(runs=tmp_path / "runs", out=tmp_path, train=False))
+    rows = done.record["rows"]
+    assert isinstance(rows, list)
+    assert {row["label"].partition(",")[0]: row["mean"] for row in rows} == {
+        "CapsNet on the expanded MNIST test set": pytest.approx(0.99),
+        "CNN on the expanded MNIST test set": pytest.approx(0.98),
+        "CapsNet on affNIST (regenerated unless noted)": pytest.approx(0.8),
+        "CNN on affNIST (regenerated unless noted)": pytest.approx(0.7),
+    }
+
+
 def test_networks_of_unknown_length_have_a_budget_too(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", "mnist", error=0.1, with_weights=True)
     (run / "result.json").unlink()

@@ -57,6 +57,8 @@ def test_interrupted_run_ends_with_the_same_weights(
                     duration = min(duration, time.monotonic() - started)
                 break
             expected = {-signal_number, 128 + signal_number, 0}
+            if -signal_number in ends and num_processes > 1:
+                expected.add(1)  # the other lost its partner
             assert set(ends) <= expected, server.output(run)
             interrupted += 1
         else:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_runs import BreakOff, Listener, RunServer, tiny_config, weights_of
+from torch import nn
 from torch.testing import assert_close
 
 from capsnet.data import Batch
@@ -33,6 +34,12 @@ from capsnet.training.records import damaged_files, read_json
 
 def read_log(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def read_metrics(run: Path) -> dict[str, dict[str, object]]:
+    metrics = read_json(run / "result.json")["metrics"]
+    assert isinstance(metrics, dict)
+    return metrics
 
 
 def train_some_steps(config: TrainConfig, run: Path, num_steps: int) -> None:
@@ -81,6 +88,22 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path
         train(tiny_config(seed=seed), tmp_path / name, reporter=Reporter())
     assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
     assert weights_of(tmp_path / "a") != weights_of(tmp_path / "c")
+
+
+def test_another_seed_sees_the_digits_in_another_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+
+    def look(forward: nn.Module, batch: Batch, config: TrainConfig) -> Losses:
+        seen.append(batch.labels[:, 0].tolist())
+        return compute_losses(forward, batch, config)
+
+    monkeypatch.setattr("capsnet.training.loop.compute_losses", look)
+    for seed in (1, 2):
+        config = tiny_config(seed=seed, epochs=None, steps=1)
+        train(config, tmp_path / f"{seed}", reporter=Reporter())
+    assert seen[0] != seen[1]
 
 
 # Losses of the first ten steps with seed 0. On one machine they repeat bit by bit; another's
@@ -247,13 +270,18 @@ def test_averaged_weights_are_what_is_saved(tmp_path: Path) -> None:
     assert load_model_and_record(tmp_path / "averaged")[1]["averaged"] is True
 
 
-def test_weight_average_follows_its_recurrence(tmp_path: Path) -> None:
-    train_some_steps(tiny_config(), tmp_path / "run", 3)
+@pytest.mark.parametrize(
+    ("highest", "decay"),
+    [(0.9, 3 / 12), (0.2, 0.2)],  # (1 + 2) / (10 + 2) is less than 0.9 so early, but not than 0.2
+)
+def test_weight_average_follows_its_recurrence(
+    tmp_path: Path, highest: float, decay: float
+) -> None:
+    train_some_steps(tiny_config(average_decay=highest), tmp_path / "run", 3)
     folder = tmp_path / "run" / "checkpoints"
     before, _ = read_tensors(folder / "step-000000001.safetensors")
     after, _ = read_tensors(folder / "step-000000002.safetensors")
     for name in (name.removeprefix("model/") for name in after if name.startswith("model/")):
-        decay = 3 / 12  # (1 + 2) / (10 + 2), less than 0.9 so early
         expected = decay * before[f"average/{name}"] + (1 - decay) * after[f"model/{name}"]
         assert_close(after[f"average/{name}"], expected)
 
@@ -338,13 +366,16 @@ def test_two_digits_train_by_steps(tmp_path: Path) -> None:
     assert metrics["multimnist"]["label_error_rate"] <= metrics["multimnist"]["error_rate"]
 
 
-def test_unfinished_run_gives_the_model_of_its_newest_checkpoint(tmp_path: Path) -> None:
-    train_some_steps(tiny_config(average_decay=0.0), tmp_path / "run", 9)
+@pytest.mark.parametrize(("average_decay", "group"), [(0.0, "model"), (0.9, "average")])
+def test_unfinished_run_gives_the_model_of_its_newest_checkpoint(
+    tmp_path: Path, average_decay: float, group: str
+) -> None:
+    train_some_steps(tiny_config(average_decay=average_decay), tmp_path / "run", 9)
     model, record = load_model_and_record(tmp_path / "run")
     tensors, _ = read_tensors(tmp_path / "run" / "checkpoints" / "step-000000008.safetensors")
     assert record["step"] == 8
     for name, value in model.state_dict().items():
-        assert_close(value, tensors[f"model/{name}"])
+        assert_close(value, tensors[f"{group}/{name}"])
 
 
 @pytest.mark.parametrize(("device", "message"), [("cuda", "not available"), ("tpux", "must be")])
@@ -355,10 +386,13 @@ def test_missing_device_is_one_sentence(tmp_path: Path, device: str, message: st
         train(tiny_config(device=device), tmp_path / "run", reporter=Reporter())
 
 
-def test_reduced_precision_trains(tmp_path: Path) -> None:
-    config = tiny_config(epochs=1, precision="bfloat16", model={"decoder": True})
-    train(config, tmp_path / "run", reporter=Reporter())
-    assert math.isfinite(read_log(tmp_path / "run")[-1]["loss"])
+def test_reduced_precision_trains_nearly_alike(tmp_path: Path) -> None:
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        config = tiny_config(epochs=1, precision=precision, model={"decoder": True})
+        train(config, tmp_path / precision, reporter=Reporter())
+        losses.append(read_log(tmp_path / precision)[-1]["loss"])
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 def test_two_processes_train_the_model_of_one(
@@ -369,7 +403,19 @@ def test_two_processes_train_the_model_of_one(
     assert server.run(config, tmp_path / "two", num_processes=2) == [0, 0]
     assert server.run(config, tmp_path / "one") == [0]
     longer = tiny_config(epochs=500, model={"decoder": True}, checkpoint_epochs=0)
-    ends = server.run(longer, tmp_path / "handover", num_processes=2, signal_number=15, after=3)
+
+    def has_begun() -> bool:
+        output = Path(f"{tmp_path / 'handover'}.output-0")
+        return output.exists() and "step 3/" in output.read_text()
+
+    ends = server.run(
+        longer,
+        tmp_path / "handover",
+        num_processes=2,
+        signal_number=signal.SIGTERM,
+        after=0.2,
+        once=has_begun,
+    )
     odd = tiny_config(batch_size=15)
     assert server.run(odd, tmp_path / "odd", num_processes=2) == [1, 1]
     assert "batch_size must be a multiple of the 2 processes, got 15" in server.output(
@@ -386,6 +432,10 @@ def test_two_processes_train_the_model_of_one(
     for line_of_one, line_of_two in zip(*logs, strict=True):
         assert_close(line_of_two["loss"], line_of_one["loss"], rtol=1e-5, atol=1e-5)
         assert line_of_two["error_rate"] == line_of_one["error_rate"]
+    first, second = (read_metrics(tmp_path / name)["mnist"] for name in ("one", "two"))
+    for name in ("num_examples", "num_errors", "error_rate", "wrong"):
+        assert first[name] == second[name]
+    assert second["reconstruction_error"] == pytest.approx(first["reconstruction_error"])
     assert ends == [143, 143]
     (checkpoint,) = (tmp_path / "handover" / "checkpoints").iterdir()
     step = int(checkpoint.stem.removeprefix("step-"))

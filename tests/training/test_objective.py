@@ -23,6 +23,8 @@ def make_batch(num_labels: int) -> Batch:
 
 def test_paper_schedule_decays_continuously_and_stops_at_its_floor() -> None:
     config = replace(tiny_config(), schedule="paper")
+    faster = replace(config, decay_steps=500)
+    assert learning_rate(faster, 500, 9) == pytest.approx(0.96e-3)
     assert learning_rate(config, 0, 9) == 1e-3
     assert learning_rate(config, 2000, 9) == pytest.approx(0.96e-3)
     assert learning_rate(config, 1000, 9) == pytest.approx(1e-3 * 0.96**0.5)
@@ -49,7 +51,14 @@ def test_warmup_takes_at_most_a_tenth_of_a_short_run() -> None:
 def test_capsnet_loss_is_margin_plus_weighted_squared_error(num_labels: int) -> None:
     model = CapsNet(TINY_CAPSNET)
     batch = make_batch(num_labels)
-    config = replace(tiny_config(), model=TINY_CAPSNET, reconstruction_weight=0.25)
+    config = replace(
+        tiny_config(),
+        model=TINY_CAPSNET,
+        reconstruction_weight=0.25,
+        upper=0.8,
+        lower=0.05,
+        absent_weight=0.3,
+    )
     with torch.no_grad():
         losses = compute_losses(model, batch, config)
         output = model(batch.images, reconstruct=batch.labels)
@@ -58,9 +67,9 @@ def test_capsnet_loss_is_margin_plus_weighted_squared_error(num_labels: int) -> 
         for k in range(10):
             length = float(output.lengths[example, k])
             if k in batch.labels[example]:
-                margin += max(0.0, 0.9 - length) ** 2 / 6
+                margin += max(0.0, 0.8 - length) ** 2 / 6
             else:
-                margin += 0.5 * max(0.0, length - 0.1) ** 2 / 6
+                margin += 0.3 * max(0.0, length - 0.05) ** 2 / 6
         for place in range(num_labels):  # two digits: their errors add
             difference = output.reconstruction[example, place] - batch.targets[example, place]
             squared += float((difference**2).sum()) / 6
