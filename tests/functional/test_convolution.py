@@ -169,7 +169,7 @@ def test_frequency_form_rounds_no_more_than_the_direct_one(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     # Features are positive, weights and gradients are not.
-    images = torch.randn(2, 256, size, size, generator=generator).relu().requires_grad_()
+    images = torch.randn(8, 256, size, size, generator=generator).relu().requires_grad_()
     weight = (torch.randn(256, 256, kernel, kernel, generator=generator) * 0.05).requires_grad_()
     exact = F.conv2d(images.double(), weight.double(), stride=stride, padding=padding)
     ahead = torch.randn(exact.shape, generator=generator)
