@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from capsnet.cli import main
 from capsnet.models.weights import WEIGHTS, read_tensors
-from capsnet.training.records import read_json
+from capsnet.training.records import list_checkpoints, read_json
 
 SMALL = [
     "--batch-size", "16", "--num-train", "64", "--num-evaluated", "30",
@@ -354,7 +354,7 @@ def wait_for(path: Path) -> None:
     pytest.fail(f"{path} did not appear")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on() -> None:
+def test_ctrl_c_saves_and_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     program = start(
         "train", "mnist", *SMALL, "--epochs", "4000", "--log-every", "1", "--out", "a b"
     )
@@ -366,6 +366,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on() -> None:
     assert "go on with: capsnet train mnist --out 'a b' --resume" in out
     assert len(list(Path("a b/checkpoints").iterdir())) >= 1
     assert "Traceback" not in err
+    assert run("evaluate", "a b") == 0
+    step = int(list_checkpoints(Path("a b"))[0].stem.removeprefix("step-"))
+    sentence = f"capsnet: a b is not finished; this is its model after step {step:,}\n"
+    assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_stopped_run_keeps_stdout_for_json() -> None:

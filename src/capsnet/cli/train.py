@@ -235,6 +235,12 @@ def evaluate(
     loaded = []
     for source in models:
         loaded.append(load_model_and_record(source))
+        if "log" in (record := loaded[-1][1]):  # of a checkpoint
+            print(
+                f"capsnet: {source} is not finished; this is its model after step "
+                f"{record['step']:,}",
+                file=sys.stderr,
+            )
         if (Path(source) / WEIGHTS).exists():
             for complaint in damaged_files(Path(source)):
                 print(f"capsnet: {complaint}", file=sys.stderr)

@@ -269,7 +269,9 @@ def _load_folder(config: DataConfig, split: SplitName) -> Split:
     from capsnet.data.folder import find_form, list_folder, load_folder
 
     if config.data_dir is None:
-        raise ValueError("dataset 'folder' needs data_dir, a folder with one subfolder per class")
+        raise ValueError(
+            "dataset 'folder' needs data_dir (--data-dir), a folder with one subfolder per class"
+        )
     folder = find_data_dir(config.data_dir)
     contents = list_folder(folder, test_fraction=config.test_fraction, seed=config.generation_seed)
     size, num_channels = config.image_size, config.image_channels
