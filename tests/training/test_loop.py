@@ -181,11 +181,11 @@ def test_existing_run_is_refused_resumed_or_overwritten_as_told(
 
 
 def test_half_written_file_of_a_killed_beginning_is_no_run(tmp_path: Path) -> None:
-    draft = tmp_path / "run" / ".config.json.123-abc.partial"
-    draft.parent.mkdir()
-    draft.write_text("{")
+    (tmp_path / "run").mkdir()
+    for name in ("config.json", "weights.safetensors", "result.json"):
+        (tmp_path / "run" / f".{name}.123-abc.partial").write_text("{")
     assert train(tiny_config(epochs=1), tmp_path / "run", reporter=Reporter())["steps"] == 8
-    assert not draft.exists()
+    assert not list((tmp_path / "run").glob(".*"))
 
 
 def test_only_runs_are_overwritten(tmp_path: Path) -> None:

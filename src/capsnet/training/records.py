@@ -146,8 +146,9 @@ def open_run(run: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
     check_run(run, resume=resume, overwrite=overwrite)
     run.mkdir(parents=True, exist_ok=True)
     with _locked(run):
-        for draft in run.glob(f".*.json*{SUFFIX}"):  # of a kill in the middle of writing
-            draft.unlink(missing_ok=True)
+        for name in (CONFIG, WEIGHTS, RESULT):
+            for draft in run.glob(f".{name}.*{SUFFIX}"):  # of a kill in the middle of writing
+                draft.unlink(missing_ok=True)
         if overwrite:
             remove_checkpoints(run)
             _remove(run / TENSORBOARD, "events.out.tfevents.*")
