@@ -292,8 +292,8 @@ def read_mat(
         raise missing_library("reading .mat files", "scipy", "svhn") from error
     try:
         content = loadmat(file or path, variable_names=names)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, PermissionError, MemoryError):
+        raise  # the file is not to blame
     except Exception as error:  # scipy raises a dozen kinds, from zlib.error to NotImplementedError
         raise ValueError(f"{path} is truncated or no MATLAB file: {error}") from error
     if missing := [name for name in names if not isinstance(content.get(name), np.ndarray)]:

@@ -12,7 +12,6 @@ const sides = [
 
 export class CompareView {
   #sides = [];
-  #winners = [null, null];
 
   constructor(page) {
     this.page = page;
@@ -57,9 +56,8 @@ export class CompareView {
   }
 
   update() {
-    this.#winners = [null, null];
+    const winners = [null, null];
     find("compare-verdict").textContent = "";
-    const turn = this.#winners;
     this.#sides.forEach((side, place) => {
       const weights = this.page.all.find((each) => each.name === side.weights.value);
       side.facts.textContent = describe(weights);
@@ -69,14 +67,13 @@ export class CompareView {
         side.figure.hidden = !said.reconstruction;
         if (said.reconstruction) showPicture(side.canvas, said.reconstruction);
         side.caption.textContent = `capsule ${weights.classes[said.classes[0]]}, decoded`;
-        turn[place] = { name: weights.classes[said.classes[0]], length: said.lengths[said.classes[0]] };
-        this.#showVerdict();
+        winners[place] = { name: weights.classes[said.classes[0]], length: said.lengths[said.classes[0]] };
+        this.#showVerdict(...winners);
       });
     });
   }
 
-  #showVerdict() {
-    const [left, right] = this.#winners;
+  #showVerdict(left, right) {
     if (!left || !right) return;
     const text = (side) => `${side.name} (length ${side.length.toFixed(2)})`;
     find("compare-verdict").textContent = this.page.pad.isEmpty

@@ -83,7 +83,7 @@ export class Bars {
     this.host.replaceChildren();
     this.rows = classes.map((_, number) => {
       const element = document.createElement(this.choose ? "label" : "div");
-      const [name, track, bar, value] = ["span", "span", "span", "span"].map((tag) => document.createElement(tag));
+      const [name, track, bar, value] = Array.from({ length: 4 }, () => document.createElement("span"));
       name.className = "name";
       value.className = "value";
       track.className = "track";
