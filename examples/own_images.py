@@ -8,10 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
 from PIL import Image, ImageDraw
 
-from capsnet.playground.networks import load_networks
+import capsnet
 from capsnet.training import configure, train
 
 SIZE = 24
@@ -43,12 +42,10 @@ def main(folder: Path, *, num_images: int = 60, epochs: int = 6) -> str:
         },
     )
     train(config, folder / "run", overwrite=True)
-    [network] = load_networks([str(folder / "run")])
-    new = network.prepare(draw("circle", randomness))
-    with torch.inference_mode():
-        best = int(network.model.predict(network.to_input(new.pixels[None])))
-    print(f"a new circle is taken for a {network.class_names[best]}")
-    return network.class_names[best]
+    [lengths] = capsnet.classify([draw("circle", randomness)], weights=folder / "run")
+    best = next(iter(lengths))
+    print(f"a new circle is taken for a {best}")
+    return best
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from capsnet.allocator import keep_memory
     from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
     from capsnet.models.weights import load
+    from capsnet.playground.networks import classify
 
 __all__ = [
     "CNN",
@@ -19,6 +20,7 @@ __all__ = [
     "CapsNet",
     "CapsNetConfig",
     "build_model",
+    "classify",
     "functional",
     "keep_memory",
     "layers",
@@ -41,5 +43,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'capsnet' has no attribute {name!r}")
     if name in ("functional", "layers", "models"):
         return import_module(f"capsnet.{name}")
-    homes = {"keep_memory": "capsnet.allocator", "load": "capsnet.models.weights"}
+    homes = {
+        "classify": "capsnet.playground.networks",
+        "keep_memory": "capsnet.allocator",
+        "load": "capsnet.models.weights",
+    }
     return getattr(import_module(homes.get(name, "capsnet.models")), name)

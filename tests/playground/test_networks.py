@@ -9,11 +9,15 @@ import pytest
 from dataset_files import write_svhn
 from numpy.testing import assert_allclose
 from PIL import Image
+from shipped import require_weights
+from tiny_runs import BreakOff, tiny_config
 
-from capsnet import CNN, CapsNet, CapsNetConfig, CNNConfig
+from capsnet import CNN, CapsNet, CapsNetConfig, CNNConfig, classify
 from capsnet.data import DataConfig, load_split
 from capsnet.models.weights import save_weights
 from capsnet.playground.networks import Weights, load_networks
+from capsnet.playground.pictures import to_bytes
+from capsnet.training import train
 
 GREY = CapsNetConfig(
     image_height=17, image_width=17, conv_channels=2, primary_types=2, primary_dim=3, num_classes=3
@@ -115,3 +119,26 @@ def test_networks_are_named_by_run_or_file_and_only_once(tmp_path: Path) -> None
     assert [each.name for each in load_networks(sources)] == ["run", "mine"]
     with pytest.raises(ValueError, match="two sets of weights are named 'run'"):
         load_networks([sources[0], sources[0]])
+
+
+def test_files_and_pictures_are_classified_alike(tmp_path: Path) -> None:
+    require_weights("mnist")
+    batch = load_split(DataConfig("mnist"), "test").test_batch(np.arange(70))  # two batches
+    pictures = [Image.fromarray(levels) for levels in to_bytes(batch.images[:, 0].numpy())]
+    pictures[0].resize((84, 84)).save(tmp_path / "seven.png")
+    first, *others = classify([tmp_path / "seven.png", *pictures[1:]])
+    assert list(first) == sorted(first, key=lambda name: -first[name])
+    assert next(iter(first)) == "7"
+    named = [int(next(iter(lengths))) for lengths in others]
+    assert named == batch.labels[1:, 0].tolist()  # these 69 it has right
+
+
+def test_a_run_that_is_not_finished_shows_its_newest_network(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config(), tmp_path / "a.b", reporter=BreakOff(9))
+    [network] = load_networks([str(tmp_path / "a.b")])
+    assert network.name == "a.b"
+    assert network.error_rate is None
+    assert "a.b is not finished; this is its network after step 8" in caplog.text

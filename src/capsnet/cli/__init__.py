@@ -1,6 +1,7 @@
 """The command line. Commands are imported when called, so that help and mistakes answer at once."""
 
 import inspect
+import logging
 import os
 import re
 import signal
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake is answered by one sentence on stderr, never by a traceback.
     """
     keep_memory()
+    logging.basicConfig(format="capsnet: %(message)s")
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     _tell_all(tokens)
     try:

@@ -15,14 +15,12 @@ from PIL import Image
 from capsnet.checks import check_num_labels
 from capsnet.cli import Flag, describe_os_error
 from capsnet.models import CapsNet
-from capsnet.playground.networks import Weights, load_networks
+from capsnet.playground.networks import BATCH_SIZE, Weights, load_networks
 from capsnet.playground.pictures import Prepared, open_image, to_bytes
-from capsnet.training.evaluation import class_probabilities
 
 Complain = Callable[[str], None]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-BATCH_SIZE = 64
 MAX_BYTES = 200_000_000
 
 
@@ -131,18 +129,13 @@ def _classify(
     network: Weights, prepared: Sequence[tuple[Path, Prepared]], num_labels: int, *, draw: bool
 ) -> list[tuple[dict[str, object], Image.Image | None]]:
     """For each file its answer and, if asked for, a picture of what was seen and reconstructed."""
-    images = network.to_input(np.stack([each.pixels for _, each in prepared]))
-    model, names = network.model, network.class_names
-    if isinstance(model, CapsNet):
-        output = model(images)
-        measure, scores = "lengths", output.lengths
-    else:
-        scores = class_probabilities(model(images), network.labels_per_image)
-        measure = "probabilities"
+    scores, capsules = network.score(np.stack([each.pixels for _, each in prepared]))
+    measure = "probabilities" if capsules is None else "lengths"
+    names = network.class_names
     order = scores.argsort(dim=1, descending=True)[:, :num_labels]  # (B, N)
     drawn = None
-    if draw and isinstance(model, CapsNet):
-        drawn = model.decode(output.capsules, order)  # (B, N, C, H, W)
+    if draw and capsules is not None:
+        drawn = network.capsules.decode(capsules, order)  # (B, N, C, H, W)
     found: list[tuple[dict[str, object], Image.Image | None]] = []
     for row, (path, each) in enumerate(prepared):
         rounded = [round(score, 4) for score in scores[row].tolist()]

@@ -235,9 +235,6 @@ def evaluate(
     loaded = []
     for source in models:
         loaded.append(load_model_and_record(source))
-        if "log" in (record := loaded[-1][1]):  # of a checkpoint
-            newest = f"its model after step {record['step']:,}"
-            print(f"capsnet: {source} is not finished; this is {newest}", file=sys.stderr)
         if (Path(source) / WEIGHTS).exists():
             for complaint in damaged_files(Path(source)):
                 print(f"capsnet: {complaint}", file=sys.stderr)

@@ -1,7 +1,8 @@
 """Trained networks by name, with what their records say of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,8 +12,13 @@ from torch import Tensor
 
 from capsnet.data.augment import standardise
 from capsnet.models import CapsNet, Model
-from capsnet.models.weights import WEIGHTS, find_weights, load_weights
-from capsnet.playground.pictures import Prepared, prepare_image
+from capsnet.models.weights import WEIGHTS
+from capsnet.playground.pictures import Prepared, open_image, prepare_image
+from capsnet.training.checkpoint import load_model_and_record
+from capsnet.training.evaluation import class_probabilities
+
+BATCH_SIZE = 64
+"""Images that are classified at once."""
 
 _DIGIT_DATASETS = ("mnist", "multimnist", "mnist-40", "affnist")
 _STANDARDISED = ("cifar10", "smallnorb", "svhn")
@@ -91,6 +97,16 @@ class Weights:
             raise ValueError("intensities must be numbers from 0 to 1")
         return torch.from_numpy(standardise(images) if self.dataset in _STANDARDISED else images)
 
+    @torch.inference_mode()
+    def score(
+        self, images: Float32[np.ndarray, "B C H W"]
+    ) -> tuple[Float[Tensor, "B K"], Float[Tensor, "B K E"] | None]:
+        """Returns the lengths of the class capsules and these, or a baseline's probabilities."""
+        if isinstance(self.model, CapsNet):
+            output = self.model(self.to_input(images))
+            return output.lengths, output.capsules
+        return class_probabilities(self.model(self.to_input(images)), self.labels_per_image), None
+
 
 def load_networks(sources: Sequence[str]) -> list[Weights]:
     """Returns trained networks, each named as shipped or by the run or file it comes from.
@@ -100,12 +116,46 @@ def load_networks(sources: Sequence[str]) -> list[Weights]:
     """
     loaded: list[Weights] = []
     for source in sources:
-        path = find_weights(source)
-        name = path.resolve().parent.name if path.name == WEIGHTS else path.stem
+        path = Path(source)
+        path = path.parent if path.name == WEIGHTS else path
+        name = path.resolve().name if path.is_dir() else path.stem
         if not name.isprintable():  # bytes that are no text could not be sent to the page
             raise ValueError(f"the name of weights must be text, got {name!r}; rename them")
         if any(each.name == name for each in loaded):
             raise ValueError(f"two sets of weights are named {name!r}; rename one of them")
-        model, record = load_weights(path)
-        loaded.append(Weights(name, model, record))
+        loaded.append(Weights(name, *load_model_and_record(source)))
     return loaded
+
+
+def classify(
+    images: Iterable[str | Path | Image.Image], *, weights: str | Path = "mnist"
+) -> list[dict[str, float]]:
+    """Returns for each image its classes, the most probable first, with their lengths.
+
+    An image is brought into the form that the network was trained on, as `capsnet predict` does.
+    A baseline, which has no capsules, gives probabilities.
+
+    Args:
+        images: Files of images, or images of Pillow's, of any size and mode.
+        weights: Shipped name, run directory or weights file.
+
+    >>> page = Image.new("L", (90, 60), color=255)
+    >>> page.paste(0, (40, 10, 46, 50))  # a black stroke on white
+    >>> [lengths] = classify([page])
+    >>> next(iter(lengths))
+    '1'
+    """
+    [network] = load_networks([str(weights)])
+    pixels = [
+        network.prepare(
+            each if isinstance(each, Image.Image) else open_image(Path(each).read_bytes())
+        ).pixels
+        for each in images
+    ]
+    answers = []
+    for start in range(0, len(pixels), BATCH_SIZE):
+        scores, _ = network.score(np.stack(pixels[start : start + BATCH_SIZE]))
+        for row in scores.tolist():
+            named = zip(network.class_names, row, strict=True)
+            answers.append(dict(sorted(named, key=lambda pair: -pair[1])))
+    return answers

@@ -253,9 +253,11 @@ def load_model_and_record(source: str | Path) -> tuple[Model, dict[str, object]]
     if (run / WEIGHTS).exists() or not list_checkpoints(run):
         return load_weights(find_weights(source))
     warn_of_namesake(source)
-    found = newest_checkpoint(run, logging.getLogger("capsnet").warning)
+    warn = logging.getLogger("capsnet").warning
+    found = newest_checkpoint(run, warn)
     assert found is not None
     tensors, record = found
+    warn(f"{run} is not finished; this is its network after step {record['step']:,}")
     config = record["model"]
     assert isinstance(config, dict)
     prefix = "average/" if any(name.startswith("average/") for name in tensors) else "model/"
