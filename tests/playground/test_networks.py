@@ -131,6 +131,9 @@ def test_files_and_pictures_are_classified_alike(tmp_path: Path) -> None:
     assert next(iter(first)) == "7"
     named = [int(next(iter(lengths))) for lengths in others]
     assert named == batch.labels[1:, 0].tolist()  # these 69 it has right
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(ValueError, match=r"notes\.txt: an image must be one of"):
+        classify([tmp_path / "notes.txt"])
 
 
 def test_a_run_that_is_not_finished_shows_its_newest_network(

@@ -146,12 +146,8 @@ def classify(
     '1'
     """
     [network] = load_networks([str(weights)])
-    pixels = [
-        network.prepare(
-            each if isinstance(each, Image.Image) else open_image(Path(each).read_bytes())
-        ).pixels
-        for each in images
-    ]
+    opened = (each if isinstance(each, Image.Image) else _open(Path(each)) for each in images)
+    pixels = [network.prepare(image).pixels for image in opened]
     answers = []
     for start in range(0, len(pixels), BATCH_SIZE):
         scores, _ = network.score(np.stack(pixels[start : start + BATCH_SIZE]))
@@ -159,3 +155,10 @@ def classify(
             named = zip(network.class_names, row, strict=True)
             answers.append(dict(sorted(named, key=lambda pair: -pair[1])))
     return answers
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        return open_image(path.read_bytes(), max_side=None)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
