@@ -100,6 +100,11 @@ def test_changed_code_is_marked_at_its_commit(results: Path, tmp_path: Path) -> 
     write_report(results, tmp_path / "docs", None)
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "trained at aaaaaaaaaa+. Measured at an unknown commit in" in page
+    runs[0]["commits"] = ["b" * 40, "a" * 40]
+    write_json(results / "table1.json", record)
+    write_report(results, tmp_path / "docs", None)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "trained at bbbbbbbbbb, aaaaaaaaaa. Measured" in page
 
 
 def test_readme_without_markers_is_refused(tmp_path: Path) -> None:

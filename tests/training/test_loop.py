@@ -78,6 +78,17 @@ def test_commit_of_a_result_is_that_of_the_beginning(
     assert train(tiny_config(), tmp_path / "run", reporter=CheckOut())["commit"] == "before"
 
 
+def test_a_run_names_every_commit_that_it_was_trained_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for commit, stop in (("first", 9), ("second", 17), ("first", 25)):
+        monkeypatch.setattr("capsnet.training.records.find_commit", lambda commit=commit: commit)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_config(), tmp_path, resume=stop > 9, reporter=BreakOff(stop))
+    result = train(tiny_config(), tmp_path, resume=True, reporter=Reporter())
+    assert (result["commit"], result["commits"]) == ("first", ["first", "second"])
+
+
 def test_log_has_a_line_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     train(tiny_config(log_every=5), tmp_path / "run", reporter=Reporter())
     assert [line["step"] for line in read_log(tmp_path / "run")] == [5, 10, 15, 20, 25, 30, 32]

@@ -232,7 +232,12 @@ def _provenance(record: Mapping[str, object]) -> str:
     assert isinstance(runs, list)
     assert isinstance(data, list)
     sources = ", ".join(f"`{run['source']}`" for run in runs)
-    commits = dict.fromkeys(_show_commit(run["commit"]) for run in runs if run.get("commit"))
+    commits = dict.fromkeys(
+        _show_commit(commit)
+        for run in runs
+        for commit in run.get("commits") or [run.get("commit")]
+        if commit
+    )
     trained = f", trained at {', '.join(commits)}" if commits else ""
     measured = _show_commit(record["commit"])
     return (

@@ -96,12 +96,15 @@ class Trained:
 
     def to_dict(self, role: str) -> dict[str, object]:
         """What a result keeps about the network it was obtained with."""
-        names = ("preset", "seed", "steps", "epochs", "seconds", "commit", "versions", "hardware")
+        names = (
+            "preset", "seed", "steps", "epochs", "seconds", "commit", "commits", "versions",
+            "hardware", "data", "config",
+        )  # fmt: skip
         return {
             "role": role,
             "source": self.source,
             "sha256": self.digest,
-            **{name: self.record.get(name) for name in (*names, "data", "config")},
+            **{name: self.record.get(name) for name in names},
             **_curves(self.log()),
         }
 

@@ -60,6 +60,9 @@ class TrainState:
     window_began: float = 0.0
     """Seconds at the last line of the log."""
 
+    commits: list[str] = field(default_factory=list)
+    """Commits of this package that made the updates, in their order."""
+
     def counts(self) -> dict[str, object]:
         """All but the tensors, for a checkpoint's record."""
         return {
@@ -67,6 +70,7 @@ class TrainState:
             "seconds": self.seconds,
             "window": self.window,
             "window_began": self.window_began,
+            "commits": self.commits,
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -82,7 +86,7 @@ class TrainState:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, object]) -> None:
         """Copies stored tensors into the live ones, which keep their identity and layout."""
-        for name in ("step", "seconds", "window", "window_began"):
+        for name in self.counts():
             setattr(self, name, counts[name])
         copy_tensors(self.model, _strip(tensors, "model/"))
         for name, parameter in self.model.named_parameters():

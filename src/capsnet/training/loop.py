@@ -136,6 +136,9 @@ class Training:
         if finished is not None:
             self.reporter.say(f"{self.folder} is finished already")
             return finished
+        commit = self.environment["commit"]
+        if isinstance(commit, str) and commit not in self.state.commits:
+            self.state.commits.append(commit)
         if self.state.step > 0:
             self.reporter.say(f"going on after step {self.state.step:,} of {self.num_steps:,}")
         if self.config.tensorboard and self.processes.is_first:
@@ -341,6 +344,7 @@ class Training:
             **self.describe(),
             "metrics": {name: each.to_dict() for name, each in evaluations.items()},
             **self.environment,
+            "commits": self.state.commits,
         }
         if not self.processes.is_first:
             return record
