@@ -39,7 +39,8 @@ def main(num_steps: int = 300) -> float:
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     train, test = (load_split(DataConfig("mnist"), split) for split in ("train", "test"))
     for step in range(num_steps):
-        batch = train.train_batch(np.arange(step * 64, (step + 1) * 64), seed=0, epoch=0)
+        epoch, place = divmod(step, len(train) // 64)
+        batch = train.train_batch(np.arange(place * 64, (place + 1) * 64), seed=0, epoch=epoch)
         targets = nn.functional.one_hot(batch.labels[:, 0], 10).float()
         loss = margin_loss(model(batch.images), targets)
         optimiser.zero_grad()

@@ -8,18 +8,18 @@ import sys
 import numpy as np
 import torch
 
-import capsnet
 from capsnet.data import DataConfig, load_split
+from capsnet.playground.networks import load_networks
 from capsnet.playground.pictures import place_digit
 
 
 def main(weights: str = "mnist", index: int = 0) -> list[float]:
-    model = capsnet.load(weights)
-    assert isinstance(model, capsnet.CapsNet)
+    [network] = load_networks([weights])
+    model = network.capsules
     batch = load_split(DataConfig("mnist"), "test").test_batch(np.array([index]))
     image = place_digit(batch.images[0, 0].numpy(), model.config.image_shape, right=0, down=0)
     with torch.inference_mode():
-        output = model(torch.from_numpy(image)[None], trace=True)
+        output = model(network.to_input(image[None]), trace=True)
     winner = int(output.lengths.argmax())
     print(f"test digit {index} is a {int(batch.labels[0, 0])} and is taken for a {winner}")
     rows, columns = model.config.primary_grid

@@ -8,6 +8,10 @@ from capsnet.training import configure
 from capsnet.training.config import to_dict
 from capsnet.training.records import describe_environment, write_json
 
+ORIGINS = {
+    "mnist-40": "MNIST, placed at random in 40×40",
+    "affnist": "affNIST-style, regenerated from MNIST",
+}
 TINY: dict[str, object] = {"conv_channels": 4, "primary_types": 2, "primary_dim": 3}
 
 
@@ -34,7 +38,7 @@ def write_run(
         name: {
             "dataset": name,
             "split": "validation" if config.data.held_out else "test",
-            "origin": "made up",
+            "origin": ORIGINS.get(name, "made up"),
             "num_examples": 10_000,
             "error_rate": rate,
         }

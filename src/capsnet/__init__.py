@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from capsnet import functional, layers, models
     from capsnet.allocator import keep_memory
     from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
-    from capsnet.models.weights import load
     from capsnet.playground.networks import classify
+    from capsnet.training import load
 
 __all__ = [
     "CNN",
@@ -46,6 +46,6 @@ def __getattr__(name: str) -> object:
     homes = {
         "classify": "capsnet.playground.networks",
         "keep_memory": "capsnet.allocator",
-        "load": "capsnet.models.weights",
+        "load": "capsnet.training",
     }
     return getattr(import_module(homes.get(name, "capsnet.models")), name)

@@ -19,6 +19,8 @@ def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     assert run("reproduce") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
+    assert run("reproduce", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(EXPERIMENTS)
 
 
 def test_a_wrong_name_is_answered_by_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,31 @@ def test_evaluate_lists_wrong_examples_and_takes_ensembles(
     assert "have shape (1, 40, 40), but the model takes (1, 28, 28)" in capsys.readouterr().err
 
 
+def test_digits_of_one_s_own_are_trained_on_and_tested_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number in range(10):
+        Path("digits", str(number)).mkdir(parents=True)
+        for name in (b"a.png", b"caf\xe9.png"):  # of a file system that is not UTF-8
+            path = Path("digits", str(number), os.fsdecode(name))
+            Image.new("L", (28, 28), 20 * number).save(path)
+    own = [
+        "--data-dir", "digits", "--test-fraction", "0.5", "--batch-size", "5", "--steps", "1",
+        "--evaluate-on", "mnist", "--num-evaluated", "100", *SMALL[6:],
+    ]  # fmt: skip
+    assert run("train", "folder", *own) == 0
+    folders = sorted(path.name for path in Path("digits").iterdir())
+    assert folders == list("0123456789")  # MNIST lies elsewhere
+    assert run("evaluate", "runs/folder-seed0") == 0
+    assert run("train", "mnist", *SMALL, "--steps", "1") == 0
+    capsys.readouterr()
+    other = ["--dataset", "folder", "--data-dir", "digits"]
+    assert run("evaluate", "runs/mnist-seed0", *other) == 0
+    assert capsys.readouterr().out.startswith("folder test: ")
+    assert run("train", "mnist", "--evaluate-on", "folder", "--out", "other") == 2
+    assert "evaluate_on takes no folder of images" in capsys.readouterr().err
+
+
 def test_wrong_examples_of_own_images_are_named_by_their_files(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up_runs import TINY, write_run
@@ -60,8 +61,9 @@ def test_the_longest_runs_are_taken_and_never_the_best(tmp_path: Path) -> None:
         {"data": {"num_train": 10_000}},
         {"model": {"num_iterations": 2}},
         {"model": TINY},
+        {"num_evaluated": 100},
     ],
-    ids=["held out", "part of the data", "other routing", "narrow"],
+    ids=["held out", "part of the data", "other routing", "narrow", "tested on a few"],
 )
 def test_runs_of_something_else_are_not_taken(tmp_path: Path, changes: dict[str, object]) -> None:
     write_run(tmp_path / "other", "mnist", error=0.1, changes=changes)
@@ -117,8 +119,10 @@ def test_a_damaged_run_is_left_out_aloud(tmp_path: Path) -> None:
     record = tmp_path / "bad" / "result.json"
     record.write_text(record.read_text().replace("0.1", "0.2"))
     said: list[str] = []
-    found = gather((MNIST,), Options(runs=tmp_path, train=False), said.append, None)
+    needs = (MNIST, Need("baseline", "mnist-cnn"))
+    found = gather(needs, Options(runs=tmp_path, train=False), said.append, None)
     assert sources(found, "capsnet") == ["good"]
+    assert len(said) == 1  # not once for each of them
     assert "bad/result.json is damaged" in said[0]
 
 
@@ -305,6 +309,38 @@ def test_each_network_on_each_set_of_section_5_2_has_its_row(tmp_path: Path) -> 
         "CapsNet on affNIST (regenerated unless noted)": pytest.approx(0.8),
         "CNN on affNIST (regenerated unless noted)": pytest.approx(0.7),
     }
+
+
+def test_an_error_on_other_files_of_affnist_is_measured_anew(tmp_path: Path) -> None:
+    for name, preset in (("a", "affnist"), ("b", "affnist-cnn")):
+        run = write_run(
+            tmp_path / "runs" / name, preset, error=0.01, others={"affnist": 0.2}, with_weights=True
+        )
+        record = read_json(run / "result.json")
+        metrics = record["metrics"]
+        assert isinstance(metrics, dict)
+        metrics["affnist"]["origin"] = "affNIST, its author's files"  # which are not here now
+        write_json(run / "result.json", record)
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False, num_examples=20)
+    rows = reproduce("affnist", options).record["rows"]
+    assert isinstance(rows, list)
+    assert [row["num_examples"] for row in rows] == [10_000, 10_000, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "option"),
+    [
+        ("svhn", {"steps": 5}, "steps"),
+        ("fig5", {"epochs": 5}, "epochs"),
+        ("fig3", {"digits": (3,)}, "digits"),
+        ("fig3", {"quick": True, "epochs": 5}, "epochs"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    tmp_path: Path, name: str, options: dict[str, Any], option: str
+) -> None:
+    with pytest.raises(ValueError, match=f"--{option} makes no difference to .*{name}"):
+        reproduce(name, Options(runs=tmp_path, out=tmp_path, **options))
 
 
 def test_networks_of_unknown_length_have_a_budget_too(tmp_path: Path) -> None:

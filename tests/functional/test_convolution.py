@@ -249,6 +249,19 @@ def count_transforms(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return plans
 
 
+@pytest.mark.parametrize("write", ["data", "numpy"])
+def test_what_is_written_behind_autograd_s_back_is_noticed(write: str) -> None:
+    images, weight = torch.randn(4, 3, 12, 12), torch.nn.Parameter(torch.randn(5, 3, 4, 4))
+    with torch.no_grad():
+        before = convolve2d(images, weight, algorithm="frequency")
+        if write == "data":
+            weight.data.mul_(2)
+        else:
+            weight.numpy()[...] *= 2
+        after = convolve2d(images, weight, algorithm="frequency")
+    assert_close(after, 2 * before)
+
+
 def test_weight_at_rest_is_transformed_once_for_each_of_two_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -353,7 +353,9 @@ def test_wrong_images_and_missing_decoder_are_named() -> None:
     with pytest.raises(ValueError, match=r"\(B, 2, 13, 15\), got \(1, 2, 15, 13\)"):
         model(torch.zeros(1, 2, 15, 13))
     with pytest.raises(ValueError, match="has no decoder: build it with decoder=True"):
-        model(images_of(SMALL), reconstruct="prediction")
+        model(
+            torch.zeros(1, 2, 15, 13), reconstruct="prediction"
+        )  # before the images are looked at
     with pytest.raises(ValueError, match="'prediction' or None, got 'label'"):
         model(images_of(SMALL), reconstruct="label")
     with pytest.raises(ValueError, match=r"must be a tensor of classes, .*, got \[0, 1\]"):

@@ -59,16 +59,31 @@ def test_own_images_are_prepared_exactly_as_in_training(tmp_path: Path) -> None:
     generator = np.random.default_rng(5)
     for name in ("cats", "dogs"):
         (tmp_path / name).mkdir()
-        for number in range(2):
+        for mode in ("RGBA", "P", "LA", "CMYK", "I;16"):
             levels = generator.integers(0, 256, size=(23, 31, 4), dtype=np.uint8)
-            Image.fromarray(levels).save(tmp_path / name / f"{number}.png")
-    config = DataConfig("folder", data_dir=tmp_path, image_size=24)
-    network = trained_on("folder", COLOUR)
-    expected = load_split(config, "test").test_batch(np.arange(2)).images.numpy()
-    files = [path for name in ("cats", "dogs") for path in sorted((tmp_path / name).iterdir())]
-    found = [network.prepare(Image.open(path)).pixels for path in files]
-    for image in expected:
-        assert any(np.abs(image - each).max() < 1e-6 for each in found)
+            image = Image.fromarray(levels)
+            if mode == "I;16":
+                image = Image.fromarray(levels[..., 0].astype(np.uint16) * 200)
+            elif mode != "RGBA":
+                image = image.convert("RGB").convert(mode)
+            image.save(tmp_path / name / f"{mode.replace(';', '')}.tiff")
+    for channels, shape in ((3, COLOUR), (1, replace(COLOUR, image_channels=1))):
+        config = DataConfig("folder", tmp_path, image_size=24, image_channels=channels)
+        split = load_split(config, "train")
+        expected = split.test_batch(np.arange(len(split))).images.numpy()
+        assert split.files is not None
+        network = trained_on("folder", shape)
+        for image, path in zip(expected, split.files, strict=True):
+            assert_allclose(network.prepare(Image.open(path)).pixels, image, atol=1e-6)
+
+
+def test_two_digits_are_scaled_as_a_pair() -> None:
+    page = Image.new("L", (200, 160), color=255)
+    page.paste(0, (50, 40, 60, 120))
+    network = trained_on("multimnist", replace(GREY, image_height=36, image_width=36))
+    for num_digits, side in ((1, 20), (2, 23)):
+        rows = network.prepare(page, num_digits).pixels[0].any(axis=1)
+        assert rows.sum() == side
 
 
 def test_svhn_networks_see_images_as_in_training(tmp_path: Path) -> None:
@@ -131,6 +146,8 @@ def test_files_and_pictures_are_classified_alike(tmp_path: Path) -> None:
     assert next(iter(first)) == "7"
     named = [int(next(iter(lengths))) for lengths in others]
     assert named == batch.labels[1:, 0].tolist()  # these 69 it has right
+    with pytest.raises(ValueError, match=r"must be a list, got one image; write \['seven.png'\]"):
+        classify("seven.png")
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.raises(ValueError, match=r"notes\.txt: an image must be one of"):
         classify([tmp_path / "notes.txt"])

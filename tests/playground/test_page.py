@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import os
 import re
 import shutil
@@ -576,3 +577,73 @@ def test_the_api_is_documented(visit: Callable[[str], Page], page: Page, address
     page.goto(f"{address}/docs")
     expect(page.get_by_role("heading", name="POST /api/segment")).to_be_visible()
     visit(address)
+
+
+def test_two_large_photographs_fit_into_one_request(
+    visit: Callable[[str], Page], address: str, tmp_path: Path
+) -> None:
+    page = visit(f"{address}/#view=pair&a=t3&b=t0")
+    noise = np.random.default_rng(8).integers(0, 256, size=(1350, 1350), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    assert (tmp_path / "noise.png").stat().st_size > 1_600_000
+    for name in ("a", "b"):
+        with page.expect_response("**/api/segment") as answer:
+            page.locator(f"#pad-{name} [type=file]").set_input_files(tmp_path / "noise.png")
+        assert answer.value.status == 200
+
+
+def test_networks_of_other_images_take_no_digits_apart(
+    visit: Callable[[str], Page],
+    browser_type_launch_args: dict[str, object],
+    trained: list[Weights],
+    background: Serve,
+) -> None:
+    config = CapsNetConfig(
+        image_height=36, image_width=36, conv_channels=4, primary_types=2, num_classes=2
+    )
+    record: dict[str, object] = {"config": {"data": {"name": "folder"}}}
+    with background([Weights("pets", CapsNet(config).eval(), record), *trained]) as address:
+        page = visit(f"{address}/#view=pair&weights=pets")
+        expect(page.locator("#pair-weights")).to_contain_text("multimnist takes them apart")
+
+
+def test_many_bytes_are_packed_and_weak_disagreement_looks_weak(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(address)
+    length = page.evaluate(
+        """async () => {
+            const { packBytes, unpackBytes } = await import("./state.js");
+            return unpackBytes(packBytes(new Uint8Array(300_000).fill(200))).length;
+        }"""
+    )
+    assert length == 300_000
+    weak, strong, none = page.evaluate(
+        """async () => {
+            const { showMap } = await import("./draw.js");
+            const canvas = document.createElement("canvas");
+            showMap(canvas, [[-0.0005, -0.5, 0]], 0, 0.5);
+            const { data } = canvas.getContext("2d").getImageData(0, 0, 3, 1);
+            return [0, 1, 2].map((place) => [...data.slice(4 * place, 4 * place + 3)]);
+        }"""
+    )
+    assert np.abs(np.subtract(weak, none)).max() <= 1
+    assert np.abs(np.subtract(strong, none)).max() > 20
+
+
+def test_undo_takes_a_long_stroke_back_whole(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#input=s")
+    circle = [
+        (0.5 + 0.4 * math.cos(turn / 20), 0.5 + 0.4 * math.sin(turn / 20)) for turn in range(450)
+    ]
+    draw(page, "#pad canvas", [(0.1, 0.1), (0.2, 0.1)], circle)
+    settle(page)
+    page.get_by_role("button", name="Take the last stroke back").first.click()
+
+    def first_is_left() -> bool:
+        address = "new URLSearchParams(location.hash.slice(1))"
+        text = page.evaluate(f"() => {address}.get('input').slice(1)")
+        strokes = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        return len(strokes) > 0 and len(strokes) == 1 + 2 * strokes[0]
+
+    eventually(page, first_is_left)

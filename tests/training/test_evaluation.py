@@ -9,6 +9,7 @@ from capsnet.data import Batch, DataConfig, Split, load_split
 from capsnet.data.order import Draws
 from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig
 from capsnet.training import evaluate
+from capsnet.training.evaluation import check_origin
 
 CONFIG = CNNConfig(image_height=3, image_width=2, conv_channels=(2,), conv_kernels=(3,))
 
@@ -131,3 +132,17 @@ def test_mismatch_of_model_and_data_is_named() -> None:
     few.class_names = ("a", "b")
     with pytest.raises(ValueError, match="written has 2 classes, but the model knows 10"):
         evaluate([model], few)
+
+
+def test_images_must_be_prepared_as_in_training() -> None:
+    mnist = load_split(DataConfig("mnist"), "test")
+    check_origin("fashion-mnist", mnist.class_names, mnist)
+    check_origin(None, mnist.class_names, mnist)
+    sentence = "images of mnist are not standardised, but the model was trained on svhn, whose"
+    with pytest.raises(ValueError, match=f"{sentence} images are$"):
+        check_origin("svhn", mnist.class_names, mnist)
+    other = Written([(1,)])
+    other.name = "svhn"
+    sentence = "images of svhn are standardised, but the model was trained on folder, whose"
+    with pytest.raises(ValueError, match=f"{sentence} images are not$"):
+        check_origin("folder", other.class_names, other)

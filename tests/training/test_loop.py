@@ -3,6 +3,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,12 @@ from capsnet.training import (
     TrainConfig,
     TrainingStopped,
     configure,
-    load_model,
+    load,
     load_model_and_record,
     train,
 )
 from capsnet.training.config import override
-from capsnet.training.loop import prepare
+from capsnet.training.loop import Training, prepare
 from capsnet.training.objective import Losses, compute_losses
 from capsnet.training.processes import Processes
 from capsnet.training.progress import Reporter
@@ -359,10 +360,20 @@ def test_curve_is_logged_and_does_not_change_the_result(tmp_path: Path) -> None:
     assert listener.said[0].startswith("step 16: mnist test:")
 
 
+def test_time_of_training_is_without_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "log_evaluation", lambda self: time.sleep(0.4))
+    began = time.monotonic()
+    result = train(tiny_config(evaluate_every=1), tmp_path / "run", reporter=Reporter())
+    elapsed = time.monotonic() - began
+    assert float(str(result["seconds"])) <= elapsed - 3 * 0.4
+
+
 def test_model_takes_image_shape_and_classes_from_the_data(tmp_path: Path) -> None:
     config = tiny_config(epochs=1, data={"name": "mnist-40", "num_train": 32})
     train(config, tmp_path / "run", reporter=Reporter())
-    assert load_model(tmp_path / "run").config.image_shape == (1, 40, 40)
+    assert load(tmp_path / "run").config.image_shape == (1, 40, 40)
 
 
 def test_two_digits_train_by_steps(tmp_path: Path) -> None:

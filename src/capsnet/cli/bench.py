@@ -5,9 +5,6 @@ import sys
 from collections.abc import Mapping
 from json import dumps
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from capsnet.checks import unknown_name
 from capsnet.cli import Flag
@@ -30,8 +27,6 @@ from capsnet.experiments.speed import (
 from capsnet.experiments.workloads import CASES, Case
 from capsnet.training.config import check_count
 from capsnet.training.records import write_json
-
-Many = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 
 #: What may stand among the cases for the second part alone.
 GROWTH = "growth"

@@ -18,8 +18,8 @@ NUM_CHECKED = 20
 def export(run: str, *, format: Format = "onnx", out: Path | None = None) -> int:
     """Write a trained model as a file that runs without capsnet, checked against PyTorch.
 
-    Input are images (batch, channels, height, width), outputs lengths, capsules and
-    reconstruction. The batch may have any size.
+    Input are images (batch, channels, height, width), outputs lengths, capsules and, where there
+    is a decoder, reconstruction; a baseline's are logits. The batch may have any size.
 
     Args:
         run: Run directory, weights file or shipped name.

@@ -72,7 +72,8 @@ def predict(
         reconstructions.mkdir(parents=True, exist_ok=True)
     answers: list[dict[str, object]] = []
     for start in range(0, len(files), BATCH_SIZE):
-        prepared = list(_prepare(network, files[start : start + BATCH_SIZE], complain))
+        some = files[start : start + BATCH_SIZE]
+        prepared = list(_prepare(network, some, num_labels, complain))
         if not prepared:
             continue
         found = _classify(network, prepared, num_labels, draw=reconstructions is not None)
@@ -109,7 +110,7 @@ def _find_images(given: Sequence[Path], complain: Complain) -> Iterator[Path]:
 
 
 def _prepare(
-    network: Weights, paths: Sequence[Path], complain: Complain
+    network: Weights, paths: Sequence[Path], num_labels: int, complain: Complain
 ) -> Iterator[tuple[Path, Prepared]]:
     """The files that are images, each with what the network sees of it."""
     for path in paths:
@@ -117,7 +118,8 @@ def _prepare(
             size = path.stat().st_size
             if size > MAX_BYTES:
                 raise ValueError(f"a file must have at most {MAX_BYTES} bytes, got {size}")
-            yield path, network.prepare(open_image(path.read_bytes(), max_side=None))
+            num_digits = min(num_labels, network.labels_per_image)
+            yield path, network.prepare(open_image(path.read_bytes(), max_side=None), num_digits)
         except OSError as error:
             complain(describe_os_error(error))
         except ValueError as error:

@@ -32,6 +32,7 @@ def reproduce(
     quick: Flag = False,
     data_dir: Path | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     num_examples: int | None = None,
     digits: Digits = (),
     overwrite: Flag = False,
@@ -55,14 +56,16 @@ def reproduce(
         quick: A miniature of a minute or two, labelled as such: small networks, few steps.
         data_dir: Folder of datasets.
         threads: CPU threads.
+        device: Where to train what is missing: cpu, cuda or mps; measuring is done on the CPU.
         num_examples: Examples to measure on; default: the experiment's own choice.
         digits: fig4: show all dimensions of these digits.
         overwrite: Measure and draw again what is up to date.
         json: Print the result as JSON.
     """
     if name is None:
-        for each in EXPERIMENTS.values():
-            print(f"{each.name:<14} {each.title}")
+        titles = {each.name: each.title for each in EXPERIMENTS.values()}
+        lines = (f"{each:<14} {title}" for each, title in titles.items())
+        print(dumps(titles, indent=2, ensure_ascii=False) if json else "\n".join(lines))
         return 0
     options = Options(
         runs=runs,
@@ -75,6 +78,7 @@ def reproduce(
         quick=quick,
         data_dir=data_dir,
         threads=threads,
+        device=device,
         num_examples=num_examples,
         digits=digits,
         overwrite=overwrite,

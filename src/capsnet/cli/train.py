@@ -32,7 +32,7 @@ from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
 from capsnet.training.checkpoint import check_same_config, newest_checkpoint
 from capsnet.training.config import check_count, from_dict, override, to_dict
-from capsnet.training.evaluation import check_classes
+from capsnet.training.evaluation import check_origin
 from capsnet.training.loop import prepare
 from capsnet.training.processes import Processes, find_device
 from capsnet.training.progress import choose_reporter
@@ -242,8 +242,11 @@ def evaluate(
     trained = from_dict(stored) if isinstance(stored, dict) else None
     data = trained.data if trained is not None else DataConfig()
     if dataset is not None and dataset != data.name:
-        folder = None if data.name == "folder" else data.data_dir
-        data = DataConfig(dataset, data_dir=folder, generation_seed=data.generation_seed)
+        channels, height, _ = loaded[0][0].config.image_shape
+        data = DataConfig(
+            dataset, data_dir=None if data.name == "folder" else data.data_dir,
+            generation_seed=data.generation_seed, image_size=height, image_channels=channels,
+        )  # fmt: skip
     if data_dir is not None:
         data = replace(data, data_dir=data_dir)
     if num_examples is None and trained is not None:
@@ -251,7 +254,7 @@ def evaluate(
     examples = _load_examples(data, split)
     for _, record in loaded:
         if isinstance(names := record.get("class_names"), list):
-            check_classes(names, examples)
+            check_origin(trained.data.name if trained is not None else None, names, examples)
     reporter = choose_reporter()
     try:
         evaluation = evaluate_models(

@@ -92,6 +92,8 @@ def find_form(contents: ImageFolder) -> tuple[int, int]:
             with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
                 sides[max(image.size)] += 1
                 is_grey &= image.mode.partition(";")[0] in _GREY
+        except MemoryError:
+            raise
         except Exception as error:
             raise ValueError(f"{path} is no image that can be read: {error}") from error
     commonest = max(sides, key=lambda side: (sides[side], side))
@@ -228,19 +230,24 @@ def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "
     try:
         # A large photograph or odd metadata is no matter; far too many pixels are an error.
         with warnings.catch_warnings(action="ignore"), Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-                image = as_bytes(image)
-            if image.has_transparency_data:
-                transparent = image.convert("RGBA")
-                image = Image.new("RGBA", image.size, (0, 0, 0, 255))
-                image.alpha_composite(transparent)
-            image = ImageOps.pad(image.convert("RGB" if num_channels == 3 else "L"), (size, size))
-    except (
-        Exception
-    ) as error:  # Pillow's decoders raise a dozen kinds, from OSError to struct.error
+            return fit_image(ImageOps.exif_transpose(file), (num_channels, size, size))
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's decoders raise a dozen kinds, down to struct.error
         raise ValueError(f"{path} is no image that can be read: {error}") from error
-    pixels = np.asarray(image, dtype=np.uint8).reshape(size, size, num_channels)
+
+
+def fit_image(image: Image.Image, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "C H W"]:
+    """Returns a picture scaled into (C, H, W), centred on black; nothing is cut or distorted."""
+    channels, height, width = shape
+    if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
+        image = as_bytes(image)
+    if image.has_transparency_data:
+        transparent = image.convert("RGBA")
+        image = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        image.alpha_composite(transparent)
+    scaled = ImageOps.pad(image.convert("RGB" if channels == 3 else "L"), (width, height))
+    pixels = np.asarray(scaled, dtype=np.uint8).reshape(height, width, channels)
     return pixels.transpose(2, 0, 1)
 
 

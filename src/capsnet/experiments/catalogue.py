@@ -153,6 +153,7 @@ def reproduce(
         reporter: where training tells of its progress; default: a bar on a terminal, else lines.
     """
     experiment = find_experiment(name)
+    _check_used(experiment, options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     prefix = quick_prefix(options.quick)
@@ -198,6 +199,20 @@ def reproduce(
     results.mkdir(parents=True, exist_ok=True)
     write_json(result, record)
     return Reproduced(record, result, tuple(images / file for file in drawn), is_new=True)
+
+
+def _check_used(experiment: Experiment, options: Options) -> None:
+    """Raises a ValueError for an option that would make no difference."""
+    configs = [configure(need.preset, need.changes) for need in experiment.needs]
+    is_used = {
+        "epochs": not options.quick and any(config.epochs for config in configs),
+        "steps": options.quick or any(config.steps for config in configs),
+        "digits": experiment.name == "fig4",
+    }
+    for option, used in is_used.items():
+        if getattr(options, option) and not used:
+            miniature = "the miniature of " if options.quick else ""
+            raise ValueError(f"--{option} makes no difference to {miniature}{experiment.name}")
 
 
 def _check_data(experiment: Experiment, found: Found) -> None:

@@ -272,7 +272,7 @@ def turn_dimensions(model: CapsNet, split: Split, examples: Sequence[int]) -> Tu
 def natural_deviations(
     split: Split, labels: Int[Tensor, " K"], num_examples: int = 2000
 ) -> Float[Tensor, "K P"]:
-    """How much the digits of each class differ in training: deviations of their properties."""
+    """How much the digits of each class differ, shifted as in training: their deviations."""
     batch = split.test_batch(np.arange(min(num_examples, len(split))))
     measured = measure_digits(batch.images)
     deviations = torch.stack(

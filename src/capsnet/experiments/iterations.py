@@ -123,7 +123,7 @@ def compare_iterations(found: Found, options: Options) -> Outcome:
         losses = [float(str(line["classification_loss"])) for line in lines]
         last = losses[-max(1, len(losses) // 20) :]
         rows.append(fill(row, [float(np.mean(last))] if last else [], runs))
-        smooth = _smooth(losses)
+        smooth = plots.smooth(losses)
         curves.append(plots.Curve(f"{role} of routing", steps, smooth, colors[role]))
         details[role] = {"steps": steps, "loss": losses}
     runs = [each[0] for each in found.values() if each]
@@ -141,9 +141,3 @@ def compare_iterations(found: Found, options: Options) -> Outcome:
         notes=("The loss at the end is the mean of the last twentieth of the training.",),
         details=details,
     )
-
-
-def _smooth(values: list[float]) -> list[float]:
-    """Running mean over about a fiftieth of the values."""
-    window = max(1, len(values) // 50)
-    return [float(np.mean(values[max(0, i - window + 1) : i + 1])) for i in range(len(values))]

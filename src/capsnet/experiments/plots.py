@@ -280,3 +280,9 @@ def draw_claims(caption: Caption, dots: Sequence[Dot], curves: Sequence[Curve], 
             fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2
         )
     canvas.save(path)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Running mean over about a fiftieth of the values, for a curve of training."""
+    window = max(1, len(values) // 50)
+    return [float(np.mean(values[max(0, i - window + 1) : i + 1])) for i in range(len(values))]

@@ -1,5 +1,6 @@
 """The trained networks that an experiment needs: found among finished runs, shipped, or trained."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
@@ -93,6 +94,9 @@ class Options:
     threads: int | None = None
     """CPU threads."""
 
+    device: str = "cpu"
+    """Where to train what is missing."""
+
     num_examples: int | None = None
     """Examples to measure on where an experiment measures itself; None: its own choice."""
 
@@ -135,14 +139,15 @@ def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter
     if options.weights:
         return _assign(needs, options)
     found: Found = {}
+    finished = list(finished_runs(options.runs_folder, say))
     for each in needs:
         need = each if found.get(each.like or "") else replace(each, like=None)
         wanted = _settings(need, options, found)
-        finished = list(finished_runs(options.runs_folder, say))
+        usable = list(finished)
         shipped = need.shipped or ""
         if shipped in list_weights():  # by its file: a folder here may have the same name
-            finished.append(_open_weights(shipped, list_weights()[shipped]))
-        runs = _choose(finished, wanted, need, options)
+            usable.append(_open_weights(shipped, list_weights()[shipped]))
+        runs = _choose(usable, wanted, need, options)
         if options.train:
             settings = _placed((runs[0].config if runs else None) or wanted, options)
             num_missing = max(0, _num_trials(need, options) - len(runs))
@@ -150,6 +155,7 @@ def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter
             unused = (seed for seed in count() if seed not in used)
             for seed in islice(unused, num_missing):
                 runs.append(_train(replace(settings, seed=seed), need, options, say, reporter))
+                finished.append(runs[-1])
         found[need.role] = runs[: need.most or options.trials]
     if not any(found.values()):
         presets = ", ".join(need.preset for need in needs)
@@ -232,6 +238,7 @@ def _placed(config: TrainConfig, options: Options) -> TrainConfig:
     return replace(
         config,
         threads=options.threads or config.threads,
+        device=options.device,
         data=replace(config.data, data_dir=options.data_dir),
     )
 
@@ -319,7 +326,7 @@ def _is_decisive(name: str) -> bool:
 
 
 def _fits(config: TrainConfig, wanted: TrainConfig, need: Need, options: Options) -> bool:
-    """Whether a run is of the wanted network and data, and as long as the user says."""
+    """Whether a run is of the wanted network and data, tested well, and of the user's length."""
     differing = set(_differences(config, wanted))
     decisive = {name for name in differing if _is_decisive(name)}
     if need.like is not None or options.quick:
@@ -329,6 +336,8 @@ def _fits(config: TrainConfig, wanted: TrainConfig, need: Need, options: Options
         decisive |= differing & {"epochs", "steps"}
     if need.curve == "needed" and not config.evaluate_every:
         decisive.add("evaluate_every")
+    if (config.num_evaluated or math.inf) < (wanted.num_evaluated or math.inf):
+        decisive.add("num_evaluated")  # its error would be that of a few examples
     return not decisive
 
 

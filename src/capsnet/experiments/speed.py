@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsnet.drafts import write_atomically
 from capsnet.experiments.benchmark import Measurement, measure, measure_alone, measure_peak
+from capsnet.experiments.report import replace_block
 from capsnet.experiments.workloads import Case, Implementation, Task
 from capsnet.functional import convolve2d
 from capsnet.training.records import describe_environment, read_json
@@ -204,7 +204,6 @@ def write_page(results: Path, page: Path) -> list[Path]:
     """Renews the page's tables, between <!-- speed --> and <!-- /speed --> and the like."""
     if not page.exists():
         return []
-    text = page.read_text()
     for name, file, table in (
         ("speed", "speed", speed_table),
         ("parts", "speed", parts_table),
@@ -215,13 +214,7 @@ def write_page(results: Path, page: Path) -> list[Path]:
         source = results / f"bench-{file}.json"
         record = read_json(source) if source.exists() else {}
         if record.get("rows" if name in ("speed", "growth") else name):
-            block = "\n".join([_describe(record, source), "", *table(record)])
-            begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-            head, _, rest = text.partition(begin)
-            _, found, tail = rest.partition(end)
-            if found:
-                text = f"{head}{begin}{block}\n{end}{tail}"
-    write_atomically(page, text.encode())
+            replace_block(page, name, [_describe(record, source), "", *table(record)])
     return [page]
 
 

@@ -156,7 +156,7 @@ def other_dataset(found: Found, options: Options) -> Outcome:
     rows = [_fill_error(expected[-1], runs, name)]
     is_ensemble = len(expected) > 1 and len(runs) > 1
     if is_ensemble or not rows[0].values:
-        count = options.num_examples or (500 if options.quick else None)
+        count = options.examples(len(split))
         together = evaluate([run.load() for run in runs], split, num_examples=count)
         row = fill(
             expected[0 if is_ensemble else -1],
@@ -206,11 +206,9 @@ def _tiles(run: Trained, split: Split) -> list[plots.Tile]:
 def _learning_curves(run: Trained, dataset: str) -> list[plots.Curve]:
     lines = run.log()
     training = [line for line in lines if "error_rate" in line]
-    window = max(1, len(training) // 100)
-    errors = [100 * float(str(line["error_rate"])) for line in training]
-    smooth = [float(np.mean(errors[max(0, i - window) : i + 1])) for i in range(len(errors))]
+    errors = plots.smooth([100 * float(str(line["error_rate"])) for line in training])
     epochs = [float(str(line["epoch"])) for line in training]
-    curves = [plots.Curve("training batches", epochs, smooth, figures.GREY)] if training else []
+    curves = [plots.Curve("training batches", epochs, errors, figures.GREY)] if training else []
     per_epoch = (run.steps or 1) / max(run.epochs or 1, 1e-9)
     points = [
         (float(str(line["step"])) / per_epoch, 100 * float(str(evaluation["error_rate"])))
@@ -244,14 +242,14 @@ def _fill_error(row: Row, runs: Sequence[Trained], dataset: str) -> Row:
 
 
 def _measure(run: Trained, dataset: str, options: Options) -> tuple[float, int, str]:
-    """Error on a dataset, examples and their origin: as recorded, or measured now."""
-    metric = run.metrics.get(dataset)
-    if metric is not None and metric.get("split") == "test":
+    """Error on a dataset, examples and their origin: as recorded of this data, or measured now."""
+    split = load_split(options.data(dataset), "test")
+    metric = run.metrics.get(dataset, {})
+    if metric.get("split") == "test" and metric["origin"] == split.origin:
         error, count = run.error_rate(dataset), run.num_evaluated(dataset)
         assert error is not None
         assert count is not None
-        return error, count, str(metric["origin"])
-    split = load_split(options.data(dataset), "test")
+        return error, count, split.origin
     measured = evaluate([run.load()], split, num_examples=options.examples(10_000))
     return measured.error_rate, measured.num_examples, measured.origin
 

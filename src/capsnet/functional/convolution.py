@@ -1,4 +1,4 @@
-"""Two-dimensional convolution by the faster of two algorithms; same function, same weights."""
+"""Two-dimensional convolution by the fastest of three algorithms; same function and weights."""
 
 from functools import lru_cache
 from itertools import product
@@ -131,13 +131,12 @@ def choose_algorithm(
     stride: int = 1,
     padding: int = 0,
 ) -> Literal["direct", "patches", "frequency"]:
-    """Returns which form of a convolution should be fastest.
+    """Returns which form of a convolution should be fastest on a CPU.
 
-    Direct wherever something better than plain matrix products exists or someone looks on: GPUs,
-    reduced precision, compilation and export. Patches where a kernel sees few numbers of one or two
-    channels and makes many outputs of them. Else whichever has the least estimated work; patches
-    again for a single image or two, as they read a weight that has its taps first, which the direct
-    form must copy.
+    Direct in reduced precision, for which there is something better. Patches where a kernel sees
+    few numbers of one or two channels and makes many outputs of them. Else whichever has the least
+    estimated work; patches again for a single image or two, as they read a weight that has its taps
+    first, which the direct form must copy.
 
     >>> choose_algorithm(torch.empty(128, 256, 20, 20), torch.empty(256, 256, 9, 9), stride=2)
     'frequency'
@@ -146,12 +145,7 @@ def choose_algorithm(
     >>> choose_algorithm(torch.empty(128, 3, 32, 32), torch.empty(64, 3, 9, 9))
     'direct'
     """
-    if (
-        images.device.type != "cpu"
-        or weight.dtype not in (torch.float32, torch.float64)
-        or torch.is_autocast_enabled("cpu")
-        or is_traced()
-    ):
+    if weight.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return "direct"
     # Patches only forwards: putting them together again for a gradient of the images is slow.
     can_cut = not (images.requires_grad and torch.is_grad_enabled())

@@ -204,7 +204,7 @@ class _WeightedSum(torch.autograd.Function):
         if torch.is_grad_enabled():
             u, w = torch.cat(capsules, dim=-1), torch.cat(weights, dim=-1)
             sizes = [each.shape[-1] for each in capsules]
-            by_coupling = torch.einsum("jbe,bdi,jedi->jbi", gradient, u, w)
+            by_coupling = torch.einsum("jbe,jedi,bdi->jbi", gradient, w, u)
             by_u, by_w = _common_gradients(coupling, gradient, u, w)
             return by_coupling, *by_u.split(sizes, dim=-1), *by_w.split(sizes, dim=-1)
         by_coupling = torch.empty_like(coupling)

@@ -35,8 +35,7 @@ def kernel_factors(plan: Plan, weight: Tensor) -> Factors:
 
 @dataclass(frozen=True)
 class _Remembered:
-    version: int
-    address: int
+    state: tuple[int, int, float]
     factors: dict[Plan, list[list[Tensor]]]
 
 
@@ -51,8 +50,8 @@ def recall_factors(plan: Plan, weight: Tensor) -> list[list[Tensor]] | None:
     """Returns `kernel_factors` of a weight at rest, made once; None for one in training.
 
     A change of the weight shows in its version, which in-place operations count up; not so fused
-    optimisers, after whose steps everything is forgotten. What is written through `.data` or NumPy
-    goes unnoticed. A weight that other processes may write to is not remembered.
+    optimisers, after whose steps everything is forgotten, nor what is written through `.data` or
+    NumPy, which shows in the sum. A weight that other processes may write to is not remembered.
     """
     if (
         (torch.is_grad_enabled() and weight.requires_grad)
@@ -61,15 +60,15 @@ def recall_factors(plan: Plan, weight: Tensor) -> list[list[Tensor]] | None:
     ):
         _remembered.pop(weight, None)
         return None
-    state = weight._version, weight.data_ptr()
+    state = weight._version, weight.data_ptr(), float(weight.detach().sum())
     known = _remembered.get(weight)
-    factors = known.factors if known and (known.version, known.address) == state else {}
+    factors = known.factors if known and known.state == state else {}
     if plan not in factors:
         # What is made in inference mode could not serve a later backward pass.
         with torch.inference_mode(False), torch.no_grad():
             made = [list(bands) for bands in kernel_factors(plan, weight)]
         factors = dict([*factors.items(), (plan, made)][-_MOST_PLANS:])
-        _remembered[weight] = _Remembered(*state, factors)
+        _remembered[weight] = _Remembered(state, factors)
     return factors[plan]
 
 

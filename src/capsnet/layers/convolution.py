@@ -16,9 +16,9 @@ class Convolution(nn.Conv2d):
     `torch.nn.utils.parameters_to_vector`, L-BFGS or `safetensors.torch.save_file`, needs
     `.contiguous()` copies of them.
 
-    Without gradients the weight's transform is kept from call to call. In-place operations,
-    optimisers and loading a state dict are noticed; writing through `weight.data` or a NumPy view
-    is not. Use `torch.no_grad()` and an in-place operation instead, or `algorithm="direct"`.
+    Without gradients the weight's transform is kept from call to call, until the weight changes.
+    (Only what is written through `weight.data` or a NumPy view and leaves the sum of the weight as
+    it was is not noticed.)
 
     Args:
         in_channels: Channels of the images.

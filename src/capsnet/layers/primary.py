@@ -43,16 +43,7 @@ class PrimaryCapsules(nn.Module):
         padding: int = 0,
         uniform_coupling: bool = False,
     ) -> None:
-        check_sizes(
-            {
-                "in_channels": in_channels,
-                "num_types": num_types,
-                "capsule_dim": capsule_dim,
-                "kernel_size": kernel_size,
-                "stride": stride,
-            }
-        )
-        check_sizes({"padding": padding}, minimum=0)
+        check_sizes({"num_types": num_types, "capsule_dim": capsule_dim})
         super().__init__()
         self.num_types = num_types
         self.capsule_dim = capsule_dim

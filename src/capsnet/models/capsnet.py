@@ -158,17 +158,19 @@ class CapsNet(nn.Module):
                 in training (§4.1), "prediction" for the longest capsule, None for no decoding.
             trace: Whether to keep every iteration of routing.
         """
-        primary = self.encode(images).flatten(1, 3)  # (B, I, D)
-        routing = tuple(self.classes.iterate(primary)) if trace else None
-        capsules = routing[-1].outputs if routing else self.classes(primary)  # (B, K, E)
-        lengths = torch.linalg.vector_norm(capsules, dim=-1)  # (B, K)
-        reconstruction = None
         if reconstruct is not None:
             if not isinstance(reconstruct, Tensor) and reconstruct != "prediction":
                 raise ValueError(
                     f"reconstruct must be a tensor of classes, 'prediction' or None, "
                     f"got {reconstruct!r}"
                 )
+            self._require_decoder()
+        primary = self.encode(images).flatten(1, 3)  # (B, I, D)
+        routing = tuple(self.classes.iterate(primary)) if trace else None
+        capsules = routing[-1].outputs if routing else self.classes(primary)  # (B, K, E)
+        lengths = torch.linalg.vector_norm(capsules, dim=-1)  # (B, K)
+        reconstruction = None
+        if reconstruct is not None:
             chosen = reconstruct if isinstance(reconstruct, Tensor) else lengths.argmax(dim=1)
             reconstruction = self.decode(capsules, chosen)
         return CapsNetOutput(capsules, lengths, reconstruction, routing)
@@ -188,9 +190,7 @@ class CapsNet(nn.Module):
         self, capsules: Float[Tensor, "B K E"], classes: Int[Tensor, " B"] | Int[Tensor, "B N"]
     ) -> Float[Tensor, "B C H W"] | Float[Tensor, "B N C H W"]:
         """Returns the images that the chosen capsules describe (§4.1)."""
-        if self.decoder is None:
-            raise ValueError("this CapsNet has no decoder: build it with decoder=True")
-        images: Tensor = self.decoder(capsules, classes)
+        images: Tensor = self._require_decoder()(capsules, classes)
         return images
 
     @torch.inference_mode()
@@ -199,6 +199,11 @@ class CapsNet(nn.Module):
         check_num_labels(num_labels, self.config.num_classes)
         output: CapsNetOutput = self(images)
         return output.lengths.topk(num_labels, dim=1).indices
+
+    def _require_decoder(self) -> Decoder:
+        if self.decoder is None:
+            raise ValueError("this CapsNet has no decoder: build it with decoder=True")
+        return self.decoder
 
     @torch.no_grad()
     def _initialise_as_authors(self) -> None:

@@ -59,16 +59,6 @@ def load_weights(path: Path) -> tuple[Model, dict[str, object]]:
     return model_from_tensors(config_from_dict(stored), tensors), record
 
 
-def load(source: str | Path) -> Model:
-    """Returns a trained network, ready for inference.
-
-    Args:
-        source: The name of weights shipped with the package, the directory of a run, or a
-            .safetensors file.
-    """
-    return load_weights(find_weights(source))[0]
-
-
 def find_weights(source: str | Path) -> Path:
     """Returns the file of weights that a run's directory, a shipped name or a path stands for."""
     shipped = list_weights()

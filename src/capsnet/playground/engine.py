@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from capsnet.checks import unknown_name
 from capsnet.data import DataConfig, Split, load_split
 from capsnet.functional import RoutingStep, VoteSource, iterate_routing
 from capsnet.models import CapsNet
@@ -113,7 +114,7 @@ class Engine:
     def find(self, name: str) -> Weights:
         """Returns the weights of a name; only names given at the start are known."""
         if name not in self.weights:
-            raise ValueError(f"unknown weights {name!r} (known: {', '.join(self.weights)})")
+            raise unknown_name("weights", name, self.weights)
         return self.weights[name]
 
     @cached_property

@@ -11,9 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from capsnet.data.augment import standardise
+from capsnet.data.catalogue import STANDARDISED
 from capsnet.models import CapsNet, Model
 from capsnet.models.weights import WEIGHTS
-from capsnet.playground.pictures import Prepared, open_image, prepare_image
+from capsnet.playground.pictures import BOX, PAIR_BOX, Prepared, open_image, prepare_image
 from capsnet.training.checkpoint import load_model_and_record
 from capsnet.training.evaluation import class_probabilities
 
@@ -21,7 +22,6 @@ BATCH_SIZE = 64
 """Images that are classified at once."""
 
 _DIGIT_DATASETS = ("mnist", "multimnist", "mnist-40", "affnist")
-_STANDARDISED = ("cifar10", "smallnorb", "svhn")
 _UNCROPPED = {"cifar10": 32}  # §7: the network sees the central 24×24 of these
 
 
@@ -81,11 +81,13 @@ class Weights:
             raise ValueError(f"weights {self.name!r} are of a baseline, which has no capsules")
         return self.model
 
-    def prepare(self, image: Image.Image) -> Prepared:
-        """Returns a picture as this network was trained to see it."""
+    def prepare(self, image: Image.Image, num_digits: int = 1) -> Prepared:
+        """Returns a picture, of one digit or two over each other, as in this network's training."""
         channels, height, width = self.model.config.image_shape
         if self.dataset not in _UNCROPPED:
-            return prepare_image(image, (channels, height, width), digit=self.sees_digits)
+            box = PAIR_BOX if num_digits > 1 else BOX
+            shape = (channels, height, width)
+            return prepare_image(image, shape, digit=self.sees_digits, box=box)
         size = max(_UNCROPPED[self.dataset], height, width)
         whole = prepare_image(image, (channels, size, size), digit=False).pixels
         top, left = (size - height) // 2, (size - width) // 2
@@ -95,7 +97,7 @@ class Weights:
         """Returns intensities in [0, 1] as the network's input, standardised if need be."""
         if not np.isfinite(images).all() or images.min() < 0 or images.max() > 1:
             raise ValueError("intensities must be numbers from 0 to 1")
-        return torch.from_numpy(standardise(images) if self.dataset in _STANDARDISED else images)
+        return torch.from_numpy(standardise(images) if self.dataset in STANDARDISED else images)
 
     @torch.inference_mode()
     def score(
@@ -145,6 +147,8 @@ def classify(
     >>> next(iter(lengths))
     '1'
     """
+    if isinstance(images, str | Path | Image.Image):
+        raise ValueError(f"images must be a list, got one image; write [{images!r}]")
     [network] = load_networks([str(weights)])
     opened = (each if isinstance(each, Image.Image) else _open(Path(each)) for each in images)
     pixels = [network.prepare(image).pixels for image in opened]

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from capsnet.data.folder import as_bytes
+from capsnet.data.folder import as_bytes, fit_image
 
 Polarity = Literal["light on dark", "dark on light"]
 
@@ -27,6 +27,7 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 DIGIT = (1, 28, 28)
 """Shape of a digit of MNIST."""
 BOX, FRAME = 20, 28  # MNIST: digits scaled to a box of 20×20, centred in 28×28
+PAIR_BOX = 23  # MultiMNIST: the box around two of them is about so large
 MIN_CONTRAST = 0.04  # less than ten grey levels of 256 between digit and ground is no digit
 FAINT = 0.8  # what is weaker than this at its strongest is made stronger
 INK = 0.15  # share of the darkest ink from which on a pixel belongs to the digit
@@ -64,14 +65,14 @@ def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Imag
         raise ValueError(f"an image must be one of {', '.join(FORMATS)}; this is none") from None
     except Image.DecompressionBombError:
         raise ValueError(f"an image must have at most {limit} pixels") from None
-    except ValueError:
+    except (ValueError, MemoryError):
         raise
     except Exception as error:  # PIL's decoders raise what they like on damaged files
         raise ValueError(f"the image is damaged: {str(error) or type(error).__name__}") from None
 
 
 def prepare_image(
-    image: Image.Image, shape: tuple[int, int, int], *, digit: bool = True
+    image: Image.Image, shape: tuple[int, int, int], *, digit: bool = True, box: int = BOX
 ) -> Prepared:
     """Returns an image as a network of this input shape was trained to see it.
 
@@ -79,6 +80,7 @@ def prepare_image(
         image: A picture of any size and mode.
         shape: Channels, height and width of the network's images.
         digit: Whether the picture shows a digit, to be brought into MNIST's form.
+        box: Pixels that the longer side of the ink then has.
 
     >>> page = Image.new("L", (90, 60), color=255)
     >>> page.paste(0, (40, 10, 50, 50))  # a black stroke
@@ -90,30 +92,26 @@ def prepare_image(
     if channels not in (1, 3):
         raise ValueError(f"pictures have 1 or 3 channels, but the network takes {channels}")
     if not digit or channels == 3:
-        # As capsnet.data reads a folder: nothing cut or distorted, what is transparent is black.
-        colours = _flatten(image, ground="black").convert("RGB" if channels == 3 else "L")
-        scaled = ImageOps.pad(colours, (width, height))
-        levels = np.asarray(scaled, dtype=np.float32).reshape(height, width, channels)
-        return Prepared(levels.transpose(2, 0, 1) / np.float32(255), None)
-    flat = _flatten(image, ground=None)
+        return Prepared(fit_image(image, shape).astype(np.float32) / 255, None)
+    flat = _flatten(image)
     small = flat.convert("L").reduce(-(-max(flat.size) // MAX_SIDE))
     grey = np.asarray(small, dtype=np.float32) / 255
     ink, polarity = _find_ink(grey)
     # An image of the network's size, as a dataset's own are, stays as it is unless it is faint.
-    digit_pixels = ink if grey.shape == (height, width) else fit_digit(ink)
+    digit_pixels = ink if grey.shape == (height, width) else fit_digit(ink, box)
     return Prepared(_frame(digit_pixels, height, width)[None], polarity)
 
 
-def fit_digit(ink: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "28 28"]:
-    """Returns a light digit scaled into 20×20 pixels, its centre of mass in the centre of 28×28."""
+def fit_digit(ink: Float32[np.ndarray, "h w"], box: int = BOX) -> Float32[np.ndarray, "28 28"]:
+    """Returns a light digit scaled into a box, its centre of mass in the centre of 28×28."""
     frame = np.zeros((FRAME, FRAME), dtype=np.float32)
     rows, columns = (np.flatnonzero((ink > INK).any(axis=axis)) for axis in (1, 0))
     if rows.size == 0:
         return frame
-    box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    scale = BOX / max(box.shape)
-    height, width = (max(1, round(side * scale)) for side in box.shape)
-    resized = Image.fromarray(box).resize((width, height), Image.Resampling.BILINEAR)
+    found = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    scale = box / max(found.shape)
+    height, width = (max(1, round(side * scale)) for side in found.shape)
+    resized = Image.fromarray(found).resize((width, height), Image.Resampling.BILINEAR)
     small = np.asarray(resized, dtype=np.float32)
     small = small / small.max()  # thin strokes fade when scaled down
     mass = small.sum()
@@ -159,20 +157,19 @@ def to_image(levels: UInt8[np.ndarray, "C H W"]) -> Image.Image:
     return Image.frombytes(modes[channels], (width, height), content)
 
 
-def _flatten(image: Image.Image, *, ground: str | None) -> Image.Image:
-    """The picture as 8-bit grey or colours; what is transparent shows the ground.
+def _flatten(image: Image.Image) -> Image.Image:
+    """The picture as 8-bit grey or colours; what is transparent shows white, or black under light.
 
-    Without a ground that is white, or black where the visible part is itself light.
+    Light is the visible part where it has more of white than of black.
     """
     if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
         return as_bytes(image)
     if not image.has_transparency_data:
         return image.convert("RGB")
     colours = image.convert("RGBA")
-    if ground is None:
-        grey = np.asarray(colours.convert("L"), dtype=np.float32)
-        alpha = np.asarray(colours.getchannel("A"), dtype=np.float32)
-        ground = "black" if (grey * alpha).sum() > 0.5 * 255 * alpha.sum() else "white"
+    grey = np.asarray(colours.convert("L"), dtype=np.float32)
+    alpha = np.asarray(colours.getchannel("A"), dtype=np.float32)
+    ground = "black" if (grey * alpha).sum() > 0.5 * 255 * alpha.sum() else "white"
     return Image.alpha_composite(Image.new("RGBA", colours.size, ground), colours).convert("RGB")
 
 
@@ -200,7 +197,7 @@ def _find_ground(grey: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]
         for field in (grey, down, right)
     )
     terms = np.stack([np.ones_like(rows), rows, columns], axis=1)  # (border, 3)
-    plane = np.linalg.lstsq(terms, border)[0]
+    plane = np.linalg.lstsq(terms, border, rcond=None)[0]
     level = np.median(border)
     # Ink on the border and noise tilt a plane, too, but do not make it fit much better.
     if np.median(np.abs(border - terms @ plane)) >= np.median(np.abs(border - level)) / 2:
@@ -212,9 +209,10 @@ def _find_ground(grey: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]
 def _frame(
     digit: Float32[np.ndarray, "h w"], height: int, width: int
 ) -> Float32[np.ndarray, "H W"]:
-    """The digit in the middle of a black image, or scaled down to a smaller one."""
-    if digit.shape[0] > height or digit.shape[1] > width:
-        small = Image.fromarray(digit).resize((width, height), Image.Resampling.BILINEAR)
-        return np.array(small, dtype=np.float32)
+    """The digit in the middle of a black image, scaled down if it is too large for it."""
+    side = min(height, width)
+    if max(digit.shape) > side:
+        small = Image.fromarray(digit).resize((side, side), Image.Resampling.BILINEAR)
+        digit = np.asarray(small, dtype=np.float32)
     framed: Float32[np.ndarray, "H W"] = place_digit(digit, (1, height, width), right=0, down=0)[0]
     return framed

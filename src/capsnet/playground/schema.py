@@ -8,7 +8,7 @@ from capsnet.playground.engine import MAX_ITERATIONS
 
 Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Intensity = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Class = Annotated[int, Field(ge=0, lt=1000)]
+Class = Annotated[int, Field(ge=0, lt=100_000)]
 Iterations = Annotated[int, Field(ge=1, le=MAX_ITERATIONS)]
 WeightsName = Annotated[str, Field(max_length=200, description="A name that /api/weights lists.")]
 
@@ -84,7 +84,7 @@ class ReconstructBody(Body):
 class PerturbBody(ReconstructBody):
     """A capsule's vector whose dimensions to move one at a time."""
 
-    dimensions: list[Class] = Field(min_length=1, max_length=64)
+    dimensions: list[Class] = Field(min_length=1, max_length=256)
     offsets: list[Number] = Field(min_length=1, max_length=21)
 
 

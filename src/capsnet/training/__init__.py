@@ -1,6 +1,6 @@
 """Training and evaluation: presets, one visible loop, checkpoints, records."""
 
-from capsnet.training.checkpoint import load_model, load_model_and_record
+from capsnet.training.checkpoint import load, load_model_and_record
 from capsnet.training.config import TrainConfig
 from capsnet.training.evaluation import Evaluation, evaluate
 from capsnet.training.loop import train
@@ -15,7 +15,7 @@ __all__ = [
     "TrainingStopped",
     "configure",
     "evaluate",
-    "load_model",
+    "load",
     "load_model_and_record",
     "train",
 ]

@@ -243,8 +243,13 @@ def newest_checkpoint(
     return None
 
 
-def load_model(source: str | Path) -> Model:
-    """Returns the trained model of a run, finished or not, a weights file or a shipped name."""
+def load(source: str | Path) -> Model:
+    """Returns a trained network, ready for inference.
+
+    Args:
+        source: The name of weights shipped with the package, the directory of a run, or a
+            .safetensors file. A run that is not finished gives its newest network.
+    """
     return load_model_and_record(source)[0]
 
 

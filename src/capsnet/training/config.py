@@ -156,6 +156,8 @@ class TrainConfig:
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value}")
+        if "folder" in self.evaluate_on:
+            raise ValueError("evaluate_on takes no folder of images; capsnet evaluate does")
         if self.seed >= 2**63:
             raise ValueError(f"seed must be less than 2^63, got {self.seed}")
 

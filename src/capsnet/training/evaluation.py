@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from capsnet.data import Split
+from capsnet.data.catalogue import STANDARDISED
 from capsnet.functional import reconstruction_loss
 from capsnet.models import CapsNet, Model, ModelConfig
 from capsnet.training.config import check_count
@@ -228,12 +230,24 @@ def check_fit(config: ModelConfig, split: Split) -> None:
         )
 
 
-def check_classes(class_names: Sequence[str], split: Split) -> None:
-    """Raises a ValueError unless the split's classes are those that a model was trained on."""
+def check_origin(dataset: str | None, class_names: Sequence[str], split: Split) -> None:
+    """Raises a ValueError unless the split shows what a model was trained on, prepared as there.
+
+    Args:
+        dataset: what it was trained on, if that is known.
+        class_names: the classes of its training set.
+        split: what it is to be evaluated on.
+    """
     if tuple(class_names) != split.class_names:
         raise ValueError(
             f"the classes of {split.name} are {', '.join(split.class_names)}, "
             f"but the model was trained on {', '.join(class_names)}"
+        )
+    if dataset is not None and (dataset in STANDARDISED) != (split.name in STANDARDISED):
+        is_ours = split.name in STANDARDISED
+        raise ValueError(
+            f"images of {split.name} are {'' if is_ours else 'not '}standardised, "
+            f"but the model was trained on {dataset}, whose images are{' not' if is_ours else ''}"
         )
 
 
@@ -272,7 +286,7 @@ def _summarise(
             int(indices[row]),
             tuple(labels[row].tolist()),
             tuple(predictions[row].tolist()),
-            None if split.files is None else str(split.files[indices[row]]),
+            None if split.files is None else _show_path(split.files[indices[row]]),
         )
         for row in is_wrong.nonzero().flatten().tolist()[:MAX_WRONG]
     )
@@ -290,3 +304,8 @@ def _summarise(
         wrong=wrong,
         routing_changes=changes,
     )
+
+
+def _show_path(path: Path) -> str:
+    """A path as text; its bytes need not be UTF-8, but a record's must."""
+    return str(path).encode(errors="backslashreplace").decode()

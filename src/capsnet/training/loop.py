@@ -17,7 +17,7 @@ from capsnet.models import model_from_config
 from capsnet.models.weights import WEIGHTS, config_to_dict, save_weights
 from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
 from capsnet.training.config import TrainConfig, fit_to_images, to_dict, total_steps
-from capsnet.training.evaluation import Evaluation, check_classes, check_fit, evaluate
+from capsnet.training.evaluation import Evaluation, check_fit, check_origin, evaluate
 from capsnet.training.objective import compute_losses, find_not_finite, learning_rate
 from capsnet.training.optimiser import FusedAdam
 from capsnet.training.processes import (
@@ -29,12 +29,7 @@ from capsnet.training.processes import (
     join_processes,
     seed_dropout,
 )
-from capsnet.training.progress import (
-    Reporter,
-    TensorBoard,
-    check_tensorboard,
-    choose_reporter,
-)
+from capsnet.training.progress import Reporter, TensorBoard, check_tensorboard, choose_reporter
 from capsnet.training.records import (
     CONFIG,
     LOG,
@@ -149,7 +144,9 @@ class Training:
         started = saved - self.state.seconds
         for batch in self.batches():
             if self.evaluation_is_due():  # before anything else: a resumed run makes up for it
+                paused = time.monotonic()
                 self.log_evaluation()
+                started += time.monotonic() - paused
             rate = learning_rate(self.config, self.state.step, self.num_steps)
             must_stop = self.update(batch, rate)
             self.state.seconds = time.monotonic() - started
@@ -388,12 +385,14 @@ def prepare(config: TrainConfig, processes: Processes) -> Prepared:
     # Refuses a batch that the set cannot fill or the processes cannot share out.
     iterate_batches(split, batch_size=config.batch_size, world_size=processes.world_size)
     tests = [load_split(data, "validation" if data.held_out else "test")]
+    # One's own images lie in a folder that is no place for datasets.
+    folder = None if data.name == "folder" else data.data_dir
     for name in config.evaluate_on:
-        other = DataConfig(name, data_dir=data.data_dir, generation_seed=data.generation_seed)
+        other = DataConfig(name, data_dir=folder, generation_seed=data.generation_seed)
         tests.append(load_split(other, "test"))
         if (name, "test") in ((test.name, test.split) for test in tests[:-1]):
             raise ValueError(f"{name} would be evaluated twice; leave it out of evaluate_on")
     for test in tests:
         check_fit(config.model, test)
-        check_classes(split.class_names, test)
+        check_origin(data.name, split.class_names, test)
     return Prepared(config, split, tests, device)

@@ -142,10 +142,8 @@ def format_line(line: Mapping[str, object]) -> str:
     >>> format_line({"loss": 0.5, "error_rate": 0.125, "images_per_second": 140.0})
     'loss 0.5000  error 12.50%  140 images/s'
     """
-    parts = [f"loss {line['loss']:.4f}", f"error {line['error_rate']:.2%}"]
-    if "images_per_second" in line:
-        parts.append(f"{line['images_per_second']:.0f} images/s")
-    return "  ".join(parts)
+    speed = f"{line['images_per_second']:.0f} images/s"
+    return f"loss {line['loss']:.4f}  error {line['error_rate']:.2%}  {speed}"
 
 
 def check_tensorboard() -> None:

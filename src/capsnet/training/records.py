@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from capsnet import __version__
 from capsnet.drafts import SUFFIX, write_atomically
 from capsnet.models.weights import CHECKPOINTS, WEIGHTS
 
@@ -90,7 +91,7 @@ class RunLog:
 
     def position(self) -> dict[str, object]:
         """Where the log ends now, once it is on the disk: for `rewind`."""
-        with self.path.open("rb") as file:
+        with self.path.open("ab") as file:
             os.fsync(file.fileno())
         return {"size": self._size, "sha256": self._digest.hexdigest()}
 
@@ -212,7 +213,8 @@ def describe_environment() -> dict[str, object]:
         "commit": find_commit(),
         "versions": {
             "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("capsnet", "torch", "numpy")},
+            "capsnet": __version__,
+            **{name: metadata.version(name) for name in ("torch", "numpy")},
         },
         "hardware": {
             "cpu": _cpu_name(),

@@ -146,6 +146,7 @@ export class DigitView {
     const { slider, play, row } = this.#sliders[place];
     const start = performance.now();
     play.textContent = "■";
+    play.setAttribute("aria-pressed", "true");
     row.classList.add("playing");
     const tick = (now) => {
       slider.value = REACH * Math.sin((now - start) / 600);
@@ -160,6 +161,7 @@ export class DigitView {
     cancelAnimationFrame(this.#playing.frame);
     const { play, row } = this.#sliders[this.#playing.place];
     play.textContent = "▶";
+    play.setAttribute("aria-pressed", "false");
     row.classList.remove("playing");
     this.#playing = null;
   }

@@ -1,11 +1,13 @@
 // Pictures, bars and maps on canvases; colours come from the style sheet.
 
+import { toBase64 } from "./state.js";
+
 export function bytesOf(picture) {
   return Uint8Array.from(atob(picture.data), (letter) => letter.charCodeAt(0));
 }
 
 export function toPicture(bytes, height, width) {
-  return { channels: 1, height, width, data: btoa(String.fromCharCode(...bytes)) };
+  return { channels: 1, height, width, data: toBase64(bytes) };
 }
 
 export function colour(name) {
@@ -53,7 +55,7 @@ export function showMap(canvas, map, even, highest) {
   const stops = ["--heat-low", "--heat-0", "--heat-1", "--heat-2"].map(colour);
   const between = (low, high, share) => low.map((value, part) => value + (high[part] - value) * share);
   const colours = map.flat().map((value) => {
-    if (value < even) return between(stops[1], stops[0], Math.min((even - value) / even, 1));
+    if (value < even) return between(stops[1], stops[0], Math.min((even - value) / (even || highest), 1));
     const share = highest > even ? (value - even) / (highest - even) : 0;
     return share < 0.5 ? between(stops[1], stops[2], 2 * share) : between(stops[2], stops[3], 2 * share - 1);
   });
@@ -81,6 +83,10 @@ export class Bars {
 
   #build(classes) {
     this.host.replaceChildren();
+    if (this.choose) {
+      this.host.setAttribute("role", "radiogroup");
+      this.host.setAttribute("aria-label", "Capsule");
+    }
     this.rows = classes.map((_, number) => {
       const element = document.createElement(this.choose ? "label" : "div");
       const [name, track, bar, value] = Array.from({ length: 4 }, () => document.createElement("span"));

@@ -9,7 +9,8 @@ import { packBytes, unpackBytes } from "./state.js";
 const SIDE = 256; // strokes are kept on a grid of 256×256
 const PEN = 21;
 const NUM_TEST = 10000;
-const [LARGE, MAX_SIDE] = [2_000_000, 4096]; // bytes and pixels from which on a file is scaled down before it is sent
+// Bytes and pixels from which on a file is scaled down before it is sent: two must fit into one request.
+const [LARGE, MAX_SIDE, SMALL_SIDE] = [1_400_000, 4096, 600];
 const LONGEST = 255; // points of a stroke, whose number is one byte
 
 const testDigits = new Map();
@@ -91,7 +92,7 @@ export class Pad {
   }
 
   get #picture() {
-    const [channels, height, width, ...bytes] = unpackBytes(this.#value.slice(1));
+    const { channels, height, width, bytes } = unpackPixels(this.#value.slice(1));
     return { ...toPicture(bytes, height, width), channels };
   }
 
@@ -112,7 +113,9 @@ export class Pad {
   }
 
   undo() {
-    if (this.#strokes.length) this.set(`s${packStrokes(this.#strokes.slice(0, -1))}`);
+    const rest = [...this.#strokes];
+    do rest.pop(); while (rest.at(-1)?.length === LONGEST); // a long stroke was cut into several
+    if (this.#strokes.length) this.set(`s${packStrokes(rest)}`);
   }
 
   step(by) {
@@ -128,7 +131,8 @@ export class Pad {
       const said = await post("/api/predict", { weights: this.weights(), image: { file: data } });
       if (!isNewest()) return;
       const { channels, height, width } = said.input;
-      const value = `p${packBytes([channels, height, width, ...bytesOf(said.input)])}`;
+      const sizes = [channels, height >> 8, height & 255, width >> 8, width & 255];
+      const value = `p${packBytes([...sizes, ...bytesOf(said.input)])}`;
       this.#turned = said.polarity === "dark on light" ? value : "";
       this.#opened = { value, file: data };
       this.set(value);
@@ -236,7 +240,7 @@ export class Pad {
 
 function isValid(value) {
   if (value.startsWith("p")) {
-    const [channels, height, width, ...bytes] = unpackBytes(value.slice(1));
+    const { channels, height, width, bytes } = unpackPixels(value.slice(1));
     return bytes.length > 0 && bytes.length === channels * height * width;
   }
   return /^t\d{1,4}$|^s[\w-]*$/.test(value);
@@ -250,6 +254,11 @@ function drawStrokes(context, strokes) {
     for (const point of stroke) context.lineTo(...point);
     context.stroke();
   }
+}
+
+function unpackPixels(text) {
+  const [channels, highRows, lowRows, highColumns, lowColumns, ...bytes] = unpackBytes(text);
+  return { channels, height: 256 * highRows + lowRows, width: 256 * highColumns + lowColumns, bytes };
 }
 
 function packStrokes(strokes) {
@@ -282,7 +291,7 @@ async function readImage(file) {
   const image = await createImageBitmap(file).catch(() => null);
   if (file.size <= LARGE && !(image && Math.max(image.width, image.height) > MAX_SIDE)) return asText(file);
   if (!image) throw new Error("the file is too large, or no image");
-  const scale = Math.min(1, 1024 / Math.max(image.width, image.height));
+  const scale = Math.min(1, SMALL_SIDE / Math.max(image.width, image.height));
   const canvas = Object.assign(document.createElement("canvas"), {
     width: Math.max(1, Math.round(image.width * scale)), height: Math.max(1, Math.round(image.height * scale)),
   });

@@ -42,7 +42,7 @@ export class PairView {
 
   /** Weights for two digits: their images are larger than a digit. */
   get fitting() {
-    return this.page.all.filter((each) => each.decoder && each.classes.length > 1
+    return this.page.all.filter((each) => each.digits && each.decoder && each.classes.length > 1
       && each.height > DIGIT && each.width > DIGIT && each.channels === 1);
   }
 

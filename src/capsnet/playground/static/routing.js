@@ -66,8 +66,10 @@ export class RoutingView {
   /** What the maps show, and the values that their colours stand for. */
   get #scale() {
     const kind = state.map === "agreement" ? "agreement" : "coupling";
-    const highest = Math.max(...this.#routing.iterations.map((each) => Math.max(...each[kind].flat(2))));
-    const even = kind === "coupling" ? this.#routing.iterations[0].coupling[0][0][0] : 0;
+    const { iterations } = this.#routing;
+    const highest = iterations.flatMap((each) => each[kind].flat(2)).reduce((most, value) => Math.max(most, value));
+    const first = iterations[0].coupling.flat(2); // priors may favour a class, their mean is the even share
+    const even = kind === "coupling" ? first.reduce((sum, share) => sum + share) / first.length : 0;
     return { kind, even, highest: Math.max(highest, even + 1e-6) };
   }
 

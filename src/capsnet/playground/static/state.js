@@ -33,9 +33,13 @@ export function writeAddress() {
   history.replaceState(null, "", text ? `#${text}` : location.pathname);
 }
 
+export function toBase64(bytes) {
+  return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
+}
+
 /** Text for the address from bytes, and back. */
 export function packBytes(bytes) {
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return toBase64(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
 export function unpackBytes(text) {
