@@ -97,15 +97,11 @@ def run_growth(
                 "memory_exponent": _exponent_or_none(sweep.sizes, memory),
             }
         rows.append(row)
-    environment = describe_environment()
-    hardware = environment["hardware"]
-    assert isinstance(hardware, dict)
     return {
         "repeats": repeats,
         "quick": sweeps is QUICK_SWEEPS,
         "rows": rows,
-        **environment,
-        "hardware": {**hardware, "threads": threads},
+        **describe_environment(threads),
     }
 
 

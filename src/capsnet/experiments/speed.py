@@ -41,16 +41,12 @@ def run_speed(
         done = measure(task, repeats=repeats, threads=threads)
         peak = max(peak, measure_peak(repeats=2, threads=threads))
         rows.append((case, task, done))
-    environment = describe_environment()
-    hardware = environment["hardware"]
-    assert isinstance(hardware, dict)
     return {
         "repeats": repeats,
         "quick": batch is not None,
         "peak_gflops": round(peak / 1e9, 1),
         "rows": [_row(case, task, done, peak) for case, task, done in rows],
-        **environment,
-        "hardware": {**hardware, "threads": threads},
+        **describe_environment(threads),
     }
 
 

@@ -24,6 +24,7 @@ from capsnet.models.weights import (
     write_tensors,
 )
 from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict
+from capsnet.training.optimiser import FusedAdam
 from capsnet.training.records import (
     CONFIG,
     RESULT,
@@ -44,7 +45,7 @@ class TrainState:
     """What a step of training changes: weights, Adam's moments, the weight average, counts."""
 
     model: Model
-    optimiser: torch.optim.Adam
+    optimiser: FusedAdam
     average: dict[str, Tensor] | None
     """Running average of the weights by name, if the run keeps one."""
 
@@ -93,8 +94,7 @@ class TrainState:
             if f"step/{name}" not in tensors:
                 continue  # Adam has no moments of a parameter that never had a gradient.
             moments = self.optimiser.state[parameter]
-            fused = self.optimiser.defaults["fused"]
-            moments["step"] = tensors[f"step/{name}"].to(parameter.device if fused else "cpu")
+            moments["step"] = tensors[f"step/{name}"].to(parameter.device)
             for key in ("exp_avg", "exp_avg_sq"):
                 moments[key] = torch.empty_like(parameter).copy_(tensors[f"{key}/{name}"])
         for name, value in (self.average or {}).items():

@@ -207,8 +207,12 @@ def damaged_files(run: Path) -> list[str]:
     return complaints
 
 
-def describe_environment() -> dict[str, object]:
-    """Commit, versions and hardware that a result was obtained with."""
+def describe_environment(threads: int | None = None) -> dict[str, object]:
+    """Commit, versions and hardware that a result was obtained with.
+
+    Args:
+        threads: CPU threads of other processes that it was obtained by; None for this one's.
+    """
     return {
         "commit": find_commit(),
         "versions": {
@@ -219,7 +223,7 @@ def describe_environment() -> dict[str, object]:
         "hardware": {
             "cpu": _cpu_name(),
             "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
+            "threads": threads or torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
