@@ -253,8 +253,10 @@ def evaluate(
         num_examples = trained.num_evaluated
     examples = _load_examples(data, split)
     for _, record in loaded:
-        if isinstance(names := record.get("class_names"), list):
-            check_origin(trained.data.name if trained is not None else None, names, examples)
+        plain, names = record.get("config"), record.get("class_names")
+        if isinstance(names, list):
+            known = from_dict(plain).data.name if isinstance(plain, dict) else None
+            check_origin(known, names, examples)
     reporter = choose_reporter()
     try:
         evaluation = evaluate_models(

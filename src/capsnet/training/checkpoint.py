@@ -87,8 +87,8 @@ class TrainState:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, object]) -> None:
         """Copies stored tensors into the live ones, which keep their identity and layout."""
-        for name in self.counts():
-            setattr(self, name, counts[name])
+        for name, value in self.counts().items():
+            setattr(self, name, counts.get(name, value))  # older checkpoints name no commits
         copy_tensors(self.model, _strip(tensors, "model/"))
         for name, parameter in self.model.named_parameters():
             if f"step/{name}" not in tensors:
