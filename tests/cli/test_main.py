@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
 from capsnet.cli import app, describe_os_error, main
 from capsnet.experiments.catalogue import EXPERIMENTS
@@ -104,6 +105,7 @@ def test_failure_and_interruption_have_their_own_status(
         (OSError("disk\nfull"), 2),
         (MemoryError(), 2),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), 2),
+        (InductorError(InvalidCxxCompiler(), None), 2),
     ):
 
         def fail(*arguments: object, error: BaseException = error, **options: object) -> None:
@@ -114,6 +116,8 @@ def test_failure_and_interruption_have_their_own_status(
     shown = capsys.readouterr().err
     assert "capsnet: disk full\n" in shown
     assert shown.count("capsnet: there is not enough memory; smaller batches need less") == 2
+    assert "torch.compile failed, go on without --compile: InvalidCxxCompiler: No working" in shown
+    assert len(shown.splitlines()) == 6
 
 
 def test_reader_that_goes_away_is_no_error(

@@ -233,7 +233,6 @@ def test_the_table_of_sources_is_whole() -> None:
         assert source.homepage.startswith("http")
         for file in source.files:
             assert re.fullmatch("[0-9a-f]{64}", file.sha256)
-            assert file.published_md5 is None or re.fullmatch("[0-9a-f]{32}", file.published_md5)
             assert all(address.endswith(f"/{file.name}") for address in file.addresses)
             assert len(set(file.addresses)) == len(file.addresses) >= 2
         published = {file.name for file in source.files}

@@ -11,7 +11,7 @@ import uvicorn
 from shipped import require_weights
 
 from capsnet import CapsNet, CapsNetConfig
-from capsnet.playground.networks import Weights, load_networks
+from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.server import create_app
 
 SMALL = CapsNetConfig(
@@ -20,7 +20,7 @@ SMALL = CapsNetConfig(
 
 
 @pytest.fixture(scope="session")
-def small() -> list[Weights]:
+def small() -> list[TrainedNetwork]:
     """Untrained networks: one for digits, one for pairs, one without decoder, one for colours."""
     torch.manual_seed(3)
     configs = {
@@ -31,18 +31,18 @@ def small() -> list[Weights]:
             **{**vars(SMALL), "image_channels": 3, "image_height": 32, "image_width": 30}
         ),
     }
-    return [Weights(name, CapsNet(config).eval(), {}) for name, config in configs.items()]
+    return [TrainedNetwork(name, CapsNet(config).eval(), {}) for name, config in configs.items()]
 
 
 @pytest.fixture(scope="session")
-def trained() -> list[Weights]:
+def trained() -> list[TrainedNetwork]:
     """The shipped networks for one and two digits."""
     require_weights("mnist", "multimnist")
     return load_networks(["mnist", "multimnist"])
 
 
 @contextmanager
-def serve_in_background(weights: list[Weights]) -> Iterator[str]:
+def serve_in_background(weights: list[TrainedNetwork]) -> Iterator[str]:
     """The address of a server on a free port of the loopback interface, in a thread."""
     server = uvicorn.Server(uvicorn.Config(create_app(weights), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
@@ -56,6 +56,6 @@ def serve_in_background(weights: list[Weights]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def background() -> Callable[[list[Weights]], AbstractContextManager[str]]:
+def background() -> Callable[[list[TrainedNetwork]], AbstractContextManager[str]]:
     """Starts a server for the networks and gives its address."""
     return serve_in_background

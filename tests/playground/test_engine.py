@@ -11,11 +11,11 @@ from torch.testing import assert_close
 
 from capsnet import CapsNet, CapsNetConfig
 from capsnet.playground.engine import Engine
-from capsnet.playground.networks import Weights
+from capsnet.playground.networks import TrainedNetwork
 
 
 @pytest.fixture(scope="module")
-def engine(small: list[Weights]) -> Engine:
+def engine(small: list[TrainedNetwork]) -> Engine:
     return Engine(small)
 
 
@@ -109,7 +109,7 @@ def test_routing_is_shown_where_it_happens() -> None:
             output_dim=6, primary_stride=4,
         )
     ).eval()  # fmt: skip
-    routing = Engine([Weights("wide", model, {})]).route("wide", image)
+    routing = Engine([TrainedNetwork("wide", model, {})]).route("wide", image)
     with torch.no_grad():
         grid = model.encode(torch.from_numpy(image)[None])  # (1, 2, 6, 3, D)
         votes = model.classes.vote(grid.flatten(1, 3))
@@ -172,7 +172,7 @@ def test_without_a_decoder_there_is_no_reconstruction(engine: Engine, image: np.
 
 def test_a_network_routes_as_often_as_it_was_trained_to(engine: Engine, image: np.ndarray) -> None:
     config = replace(engine.find("digit").capsules.config, num_iterations=12)
-    engine = Engine([Weights("long", CapsNet(config).eval(), {})])
+    engine = Engine([TrainedNetwork("long", CapsNet(config).eval(), {})])
     assert len(engine.route("long", image).iterations) == 12
     with pytest.raises(ValueError, match="num_iterations must be 1 to 10, got 12"):
         engine.route("long", image, num_iterations=12)
@@ -196,6 +196,6 @@ def test_each_mistake_is_named(engine: Engine, image: np.ndarray) -> None:
     with pytest.raises(ValueError, match="needs images of shape"):
         engine.route("pair", image)
     single = replace(engine.find("digit").capsules.config, num_classes=1)
-    alone = Engine([Weights("alone", CapsNet(single).eval(), {})])
+    alone = Engine([TrainedNetwork("alone", CapsNet(single).eval(), {})])
     with pytest.raises(ValueError, match="2 digits need as many classes, got 1"):
         alone.segment("alone", [image[0]] * 2, shifts=[(0, 0)] * 2)

@@ -15,7 +15,7 @@ from tiny_runs import BreakOff, tiny_config
 from capsnet import CNN, CapsNet, CapsNetConfig, CNNConfig, classify
 from capsnet.data import DataConfig, load_split
 from capsnet.models.weights import save_weights
-from capsnet.playground.networks import Weights, load_networks
+from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.pictures import to_bytes
 from capsnet.training import train
 
@@ -27,28 +27,32 @@ COLOUR = CapsNetConfig(
 )
 
 
-def trained_on(name: str, config: CapsNetConfig) -> Weights:
-    return Weights("some", CapsNet(config), {"config": {"data": {"name": name}}})
+def trained_on(name: str, config: CapsNetConfig) -> TrainedNetwork:
+    return TrainedNetwork("some", CapsNet(config), {"config": {"data": {"name": name}}})
 
 
 def test_class_names_come_from_the_record_if_they_fit() -> None:
     model = CapsNet(GREY)
-    assert Weights("a", model, {"class_names": ["x", "y", "z"]}).class_names == ("x", "y", "z")
-    assert Weights("a", model, {"class_names": ["x"]}).class_names == ("0", "1", "2")
-    assert Weights("a", model, {}).class_names == ("0", "1", "2")
+    assert TrainedNetwork("a", model, {"class_names": ["x", "y", "z"]}).class_names == (
+        "x",
+        "y",
+        "z",
+    )
+    assert TrainedNetwork("a", model, {"class_names": ["x"]}).class_names == ("0", "1", "2")
+    assert TrainedNetwork("a", model, {}).class_names == ("0", "1", "2")
 
 
 def test_error_rate_comes_from_the_record() -> None:
     held_out = {"split": "validation", "error_rate": 0.001}
     record: dict[str, object] = {"metrics": {"mnist": held_out}}
-    assert Weights("a", CapsNet(GREY), record).error_rate is None
+    assert TrainedNetwork("a", CapsNet(GREY), record).error_rate is None
     record = {"metrics": {"mnist": held_out, "mnist test": {"split": "test", "error_rate": 0.0025}}}
-    assert Weights("a", CapsNet(GREY), record).error_rate == 0.0025
-    assert Weights("a", CapsNet(GREY), {"metrics": [1]}).error_rate is None
+    assert TrainedNetwork("a", CapsNet(GREY), record).error_rate == 0.0025
+    assert TrainedNetwork("a", CapsNet(GREY), {"metrics": [1]}).error_rate is None
 
 
 def test_only_digit_networks_get_mnist_form() -> None:
-    assert Weights("a", CapsNet(GREY), {}).sees_digits
+    assert TrainedNetwork("a", CapsNet(GREY), {}).sees_digits
     assert trained_on("affnist", GREY).sees_digits
     assert not trained_on("fashion-mnist", GREY).sees_digits
     assert not trained_on("folder", GREY).sees_digits
@@ -107,7 +111,7 @@ def test_cifar_networks_see_the_standardised_centre() -> None:
 
 
 def test_intensities_outside_0_to_1_are_refused() -> None:
-    network = Weights("a", CapsNet(GREY), {})
+    network = TrainedNetwork("a", CapsNet(GREY), {})
     for value in (np.nan, np.inf, -0.1, 1.1):
         with pytest.raises(ValueError, match="numbers from 0 to 1"):
             network.to_input(np.full((1, 1, 17, 17), value, dtype=np.float32))
@@ -116,7 +120,7 @@ def test_intensities_outside_0_to_1_are_refused() -> None:
 def test_baselines_have_no_capsules() -> None:
     config = CNNConfig(conv_channels=(2,), conv_kernels=(3,), hidden_sizes=(3,))
     with pytest.raises(ValueError, match="weights 'a' are of a baseline"):
-        _ = Weights("a", CNN(config), {}).capsules
+        _ = TrainedNetwork("a", CNN(config), {}).capsules
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:

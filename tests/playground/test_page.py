@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from playwright.sync_api import Page, Route, expect
 
 from capsnet import CapsNet, CapsNetConfig
-from capsnet.playground.networks import Weights
+from capsnet.playground.networks import TrainedNetwork
 
 pytestmark = pytest.mark.page
 
@@ -31,7 +31,7 @@ FLAGS = [
 ]
 PATIENCE = 30_000  # milliseconds
 expect.set_options(timeout=PATIENCE)
-Serve = Callable[[list[Weights]], AbstractContextManager[str]]
+Serve = Callable[[list[TrainedNetwork]], AbstractContextManager[str]]
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def base_url() -> None:
 
 @pytest.fixture(scope="session")
 def address(
-    browser_type_launch_args: dict[str, object], trained: list[Weights], background: Serve
+    browser_type_launch_args: dict[str, object], trained: list[TrainedNetwork], background: Serve
 ) -> Iterator[str]:
     with background(trained) as address:
         yield address
@@ -524,7 +524,7 @@ def test_light_and_dark_can_be_chosen(visit: Callable[[str], Page], address: str
 def test_without_weights_for_two_digits_the_page_says_so(
     visit: Callable[[str], Page],
     browser_type_launch_args: dict[str, object],
-    small: list[Weights],
+    small: list[TrainedNetwork],
     background: Serve,
 ) -> None:
     with background([small[2]]) as address:
@@ -546,7 +546,7 @@ def test_networks_of_many_long_named_classes_and_odd_sizes_are_shown(
     )
     names = [f"a very long name of class {number}" for number in range(60)]
     record: dict[str, object] = {"class_names": names, "config": {"data": {"name": "folder"}}}
-    with background([Weights("wide", CapsNet(config).eval(), record)]) as address:
+    with background([TrainedNetwork("wide", CapsNet(config).eval(), record)]) as address:
         visit(f"{address}/#input=t0")
         expect(page.locator("#verdict")).to_contain_text("“a very long name of class")
         expect(page.locator("#verdict")).not_to_contain_text("labelled")
@@ -595,14 +595,14 @@ def test_two_large_photographs_fit_into_one_request(
 def test_networks_of_other_images_take_no_digits_apart(
     visit: Callable[[str], Page],
     browser_type_launch_args: dict[str, object],
-    trained: list[Weights],
+    trained: list[TrainedNetwork],
     background: Serve,
 ) -> None:
     config = CapsNetConfig(
         image_height=36, image_width=36, conv_channels=4, primary_types=2, num_classes=2
     )
     record: dict[str, object] = {"config": {"data": {"name": "folder"}}}
-    with background([Weights("pets", CapsNet(config).eval(), record), *trained]) as address:
+    with background([TrainedNetwork("pets", CapsNet(config).eval(), record), *trained]) as address:
         page = visit(f"{address}/#view=pair&weights=pets")
         expect(page.locator("#pair-weights")).to_contain_text("multimnist takes them apart")
 

@@ -20,14 +20,14 @@ from PIL import Image
 
 from capsnet import CapsNet, CapsNetConfig
 from capsnet.playground import limits
-from capsnet.playground.networks import Weights
+from capsnet.playground.networks import TrainedNetwork
 from capsnet.playground.server import create_app
 
 GOOD = {"weights": "digit", "image": {"test": 5}}
 
 
 @pytest.fixture(scope="module")
-def client(small: list[Weights]) -> Iterator[TestClient]:
+def client(small: list[TrainedNetwork]) -> Iterator[TestClient]:
     with TestClient(create_app(small), raise_server_exceptions=False) as client:
         yield client
 
@@ -37,7 +37,9 @@ def odd() -> Iterator[TestClient]:
     """Networks of other sizes, classes and data."""
     torch.manual_seed(8)
     networks = [
-        Weights(name, CapsNet(config).eval(), {"config": {"data": {"name": data}}} if data else {})
+        TrainedNetwork(
+            name, CapsNet(config).eval(), {"config": {"data": {"name": data}}} if data else {}
+        )
         for name, (config, data) in ODD.items()
     ]
     with TestClient(create_app(networks), raise_server_exceptions=False) as client:
@@ -285,7 +287,8 @@ def test_a_huge_body_is_refused_even_if_its_size_is_not_announced(client: TestCl
 
 
 def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(
-    small: list[Weights], background: Callable[[list[Weights]], AbstractContextManager[str]]
+    small: list[TrainedNetwork],
+    background: Callable[[list[TrainedNetwork]], AbstractContextManager[str]],
 ) -> None:
     head = f"POST /api/predict HTTP/1.1\r\nHost: x\r\nContent-Length: {limits.MAX_BODY + 1}\r\n\r\n"
     with background(small) as address:
@@ -318,7 +321,7 @@ def test_unknown_paths_methods_and_digits_are_answered_by_a_sentence(client: Tes
     assert "valid integer" in client.get("/api/digits/one").json()["error"]
 
 
-def test_a_foreign_name_of_the_server_is_refused(small: list[Weights]) -> None:
+def test_a_foreign_name_of_the_server_is_refused(small: list[TrainedNetwork]) -> None:
     """Otherwise a page elsewhere could reach it by a name that it points to 127.0.0.1."""
     with TestClient(create_app(small, hosts=("127.0.0.1",))) as client:
         for host in ("evil.example", "127.0.0.1.evil.example", "127.0.0.1:80:80", "[::1", ""):
@@ -329,7 +332,7 @@ def test_a_foreign_name_of_the_server_is_refused(small: list[Weights]) -> None:
 
 
 def test_more_requests_than_the_queue_holds_are_told_to_come_back(
-    small: list[Weights], monkeypatch: pytest.MonkeyPatch
+    small: list[TrainedNetwork], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_QUEUE", 0)
     with TestClient(create_app(small)) as client:
@@ -432,7 +435,8 @@ def _resident_bytes() -> int:
 
 
 def test_sixteen_clients_at_once_all_get_the_same_right_answer(
-    small: list[Weights], background: Callable[[list[Weights]], AbstractContextManager[str]]
+    small: list[TrainedNetwork],
+    background: Callable[[list[TrainedNetwork]], AbstractContextManager[str]],
 ) -> None:
     answers: list[list[float]] = []
     mistakes: list[int] = []

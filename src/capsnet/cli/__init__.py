@@ -45,6 +45,8 @@ Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
 #: What PyTorch says, as a RuntimeError, when the CPU or a GPU has no memory left.
 _NO_MEMORY = re.compile("allocate memory|not enough memory|out of memory")
+#: Where PyTorch defines the errors, RuntimeErrors too, of a network that could not be compiled.
+_COMPILER = ("torch._dynamo", "torch._inductor")
 
 # Command, where it is written, what it does.
 _COMMANDS = (
@@ -87,9 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ValueError as error:
         _fail(str(error), 2)
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            _fail("there is not enough memory; smaller batches need less (--batch-size)", 2)
+        if not type(error).__module__.startswith(_COMPILER):
             raise
-        _fail("there is not enough memory; smaller batches need less (--batch-size)", 2)
+        _fail(f"torch.compile failed, go on without --compile: {str(error).splitlines()[0]}", 2)
     except KeyboardInterrupt:
         _fail("interrupted", 128 + signal.SIGINT)
     sys.exit(status)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from capsnet.data import DataConfig, load_split
 from capsnet.models.export import SUFFIXES, Format, export_model
-from capsnet.playground.networks import Weights, load_networks
+from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.pictures import prepare_image, to_bytes
 
 NUM_CHECKED = 20
@@ -40,7 +40,7 @@ def export(run: str, *, format: Format = "onnx", out: Path | None = None) -> int
     return 0
 
 
-def _real_images(network: Weights) -> Float[Tensor, "B C H W"]:
+def _real_images(network: TrainedNetwork) -> Float[Tensor, "B C H W"]:
     """MNIST test digits in the network's shape: real images that every installation has."""
     channels, height, width = network.model.config.image_shape
     digits = load_split(DataConfig("mnist"), "test").test_batch(np.arange(NUM_CHECKED)).images

@@ -15,7 +15,7 @@ from PIL import Image
 from capsnet.checks import check_num_labels
 from capsnet.cli import Flag, describe_os_error
 from capsnet.models import CapsNet
-from capsnet.playground.networks import BATCH_SIZE, Weights, load_networks
+from capsnet.playground.networks import BATCH_SIZE, TrainedNetwork, load_networks
 from capsnet.playground.pictures import Prepared, open_image, to_bytes
 
 Complain = Callable[[str], None]
@@ -110,7 +110,7 @@ def _find_images(given: Sequence[Path], complain: Complain) -> Iterator[Path]:
 
 
 def _prepare(
-    network: Weights, paths: Sequence[Path], num_labels: int, complain: Complain
+    network: TrainedNetwork, paths: Sequence[Path], num_labels: int, complain: Complain
 ) -> Iterator[tuple[Path, Prepared]]:
     """The files that are images, each with what the network sees of it."""
     for path in paths:
@@ -128,7 +128,11 @@ def _prepare(
 
 @torch.inference_mode()
 def _classify(
-    network: Weights, prepared: Sequence[tuple[Path, Prepared]], num_labels: int, *, draw: bool
+    network: TrainedNetwork,
+    prepared: Sequence[tuple[Path, Prepared]],
+    num_labels: int,
+    *,
+    draw: bool,
 ) -> list[tuple[dict[str, object], Image.Image | None]]:
     """For each file its answer and, if asked for, a picture of what was seen and reconstructed."""
     scores, capsules = network.score(np.stack([each.pixels for _, each in prepared]))

@@ -1,9 +1,8 @@
 """Where datasets come from.
 
 Every file is downloaded from its authors or a mirror and accepted only with the checksum below.
-The MD5 that the authors of CIFAR-10 and Fashion-MNIST publish stand in `published_md5`; the authors
-of SVHN, smallNORB and affNIST publish none. All SHA-256 and sizes are those that the TensorFlow
-Datasets catalogue recorded when it fetched the same addresses.
+SHA-256 and sizes are those that the TensorFlow Datasets catalogue recorded when it fetched the same
+addresses.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ class RemoteFile:
     """Checksum that a download must have."""
     addresses: tuple[str, ...]
     """Where to get it: the authors first, then mirrors."""
-    published_md5: str | None = None
-    """The authors' own checksum, where they give one."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,8 @@ class Source:
     """All files needed."""
 
 
-def _mirrored(
-    bases: tuple[str, ...], name: str, size: int, *, sha256: str, md5: str | None = None
-) -> RemoteFile:
-    return RemoteFile(name, size, sha256, tuple(base + name for base in bases), md5)
+def _mirrored(bases: tuple[str, ...], name: str, size: int, *, sha256: str) -> RemoteFile:
+    return RemoteFile(name, size, sha256, tuple(base + name for base in bases))
 
 
 SOURCES: dict[str, Source] = {
@@ -77,28 +72,24 @@ SOURCES: dict[str, Source] = {
                 "train-images-idx3-ubyte.gz",
                 26421880,
                 sha256="3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
             ),
             _mirrored(
                 _FASHION,
                 "train-labels-idx1-ubyte.gz",
                 29515,
                 sha256="a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                md5="25c81989df183df01b3e8a0aad5dffbe",
             ),
             _mirrored(
                 _FASHION,
                 "t10k-images-idx3-ubyte.gz",
                 4422102,
                 sha256="346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                md5="bef4ecab320f06d8554ea6380940ec79",
             ),
             _mirrored(
                 _FASHION,
                 "t10k-labels-idx1-ubyte.gz",
                 5148,
                 sha256="67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-                md5="bb300cfdad3c16e7a12a480ee83cd310",
             ),
         ),
     ),
@@ -130,7 +121,6 @@ SOURCES: dict[str, Source] = {
                 "cifar-10-binary.tar.gz",
                 170052171,
                 sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                md5="c32a1d4ab5d03f1284b67883e8d87530",
             ),
         ),
     ),

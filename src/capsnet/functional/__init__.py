@@ -3,6 +3,7 @@
 from capsnet.functional.convolution import convolve2d, is_traced, store_taps_first
 from capsnet.functional.dense_votes import DenseVotes, store_parents_first
 from capsnet.functional.losses import margin_loss, reconstruction_loss
+from capsnet.functional.patches import output_grid
 from capsnet.functional.routing import (
     RoutingStep,
     Votes,
@@ -22,6 +23,7 @@ __all__ = [
     "is_traced",
     "iterate_routing",
     "margin_loss",
+    "output_grid",
     "reconstruction_loss",
     "squash",
     "store_parents_first",

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from capsnet.functional.frequency import FrequencyConvolution, recall_factors
-from capsnet.functional.patches import PatchConvolution
+from capsnet.functional.patches import PatchConvolution, output_grid
 from capsnet.functional.plan import make_plan
 from capsnet.functional.routing import check_dtypes
 
@@ -153,7 +153,7 @@ def choose_algorithm(
     is_cheap = weight[0].numel() <= FEW_NUMBERS and channels <= _FEW_CHANNELS
     if can_cut and is_cheap and num_outputs >= _MANY_OUTPUTS:
         return "patches"
-    rows, columns = _output_grid(images, weight, stride=stride, padding=padding)
+    rows, columns = output_grid(images.shape[2:], weight.shape[2:], stride=stride, padding=padding)
     num_places = len(images) * rows * columns
     costs: dict[Literal["direct", "patches", "frequency"], float] = {
         "direct": num_places * weight.numel() * _DIRECT_COST,
@@ -208,7 +208,7 @@ def choose_tiles(
     return _choose_tiles(
         *images.shape[:2],
         weight.shape[0],
-        _output_grid(images, weight, stride=stride, padding=padding),
+        output_grid(images.shape[2:], weight.shape[2:], stride=stride, padding=padding),
         (weight.shape[2], weight.shape[3]),
         stride,
         weight.requires_grad and torch.is_grad_enabled(),
@@ -259,11 +259,3 @@ def _choose_tiles(
         (cost((rows, columns)), rows, columns) for rows, columns in candidates
     )
     return (rows, columns), work
-
-
-def _output_grid(images: Tensor, weight: Tensor, *, stride: int, padding: int) -> tuple[int, int]:
-    rows, columns = (
-        (size + 2 * padding - taps) // stride + 1
-        for size, taps in zip(images.shape[2:], weight.shape[2:], strict=True)
-    )
-    return rows, columns

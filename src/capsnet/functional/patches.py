@@ -1,5 +1,6 @@
 """Convolution as one matrix product over all patches of the images, for kernels of few numbers."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 else:
     _Context = FunctionCtx
+
+
+def output_grid(
+    grid: Sequence[int], kernel: Sequence[int], *, stride: int = 1, padding: int = 0
+) -> tuple[int, int]:
+    """Rows and columns of a convolution's result.
+
+    >>> output_grid((20, 20), (9, 9), stride=2)
+    (6, 6)
+    """
+    rows, columns = (
+        (size + 2 * padding - taps) // stride + 1 for size, taps in zip(grid, kernel, strict=True)
+    )
+    return rows, columns
 
 
 def own_view(view: Tensor) -> Tensor:
@@ -78,7 +93,7 @@ class PatchConvolution(torch.autograd.Function):
         """Returns (B, out, outH, outW)."""
         ctx.save_for_backward(images, weight)
         ctx.stride, ctx.padding = stride, padding
-        rows = (images.shape[2] + 2 * padding - weight.shape[2]) // stride + 1
+        grid = output_grid(images.shape[2:], weight.shape[2:], stride=stride, padding=padding)
         if weight.is_contiguous():
             patches = _cut_patches(images, weight, stride, padding).transpose(1, 2)
             matrix = weight.flatten(1).t()  # (numbers, out)
@@ -88,7 +103,7 @@ class PatchConvolution(torch.autograd.Function):
         outputs = patches @ matrix.contiguous().expand(len(images), -1, -1)
         if bias is not None:
             outputs += bias
-        return own_view(outputs.unflatten(1, (rows, -1)).permute(0, 3, 1, 2))
+        return own_view(outputs.unflatten(1, grid).permute(0, 3, 1, 2))
 
     @staticmethod
     def backward(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet.functional import toom_cook
+from capsnet.functional.patches import output_grid
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,7 @@ def make_plan(
     dtype: torch.dtype,
 ) -> Plan:
     """Returns the tiles and matrices of a convolution."""
-    output_rows, output_columns = (
-        (size + 2 * padding - taps) // stride + 1
-        for size, taps in zip(image_grid, kernel, strict=True)
-    )
+    output_rows, output_columns = output_grid(image_grid, kernel, stride=stride, padding=padding)
     tile_outputs = ceil(output_rows / num_tiles[0]), ceil(output_columns / num_tiles[1])
     most_taps = ceil(kernel[0] / stride), ceil(kernel[1] / stride)
     phase_grid = tile_outputs[0] + most_taps[0] - 1, tile_outputs[1] + most_taps[1] - 1

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capsnet.checks import check_sizes
-from capsnet.functional import VoteSource
+from capsnet.functional import VoteSource, output_grid
 from capsnet.layers.routed import RoutedCapsules
 
 
@@ -128,16 +128,14 @@ class ConvCapsules(RoutedCapsules):
         return grid
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        out_height, out_width = (
-            (size + 2 * self.padding - self.kernel_size) // self.stride + 1
-            for size in (height, width)
-        )
-        if out_height < 1 or out_width < 1:
+        kernel = (self.kernel_size, self.kernel_size)
+        grid = output_grid((height, width), kernel, stride=self.stride, padding=self.padding)
+        if min(grid) < 1:
             raise ValueError(
                 f"a kernel of {self.kernel_size} does not fit a grid of {height}×{width} capsules "
                 f"padded by {self.padding}"
             )
-        return out_height, out_width
+        return grid
 
     def vote(self, capsules: Float[Tensor, "B H W T D"]) -> VoteSource:
         """Returns the votes of every capsule for the parents whose patch it is in."""

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capsnet.checks import check_num_labels, check_sizes
-from capsnet.functional import RoutingStep
+from capsnet.functional import RoutingStep, output_grid
 from capsnet.layers import Convolution, Decoder, DenseCapsules, PrimaryCapsules
 
 
@@ -76,11 +76,8 @@ class CapsNetConfig:
     @property
     def primary_grid(self) -> tuple[int, int]:
         """Rows and columns of the grid of primary capsules."""
-        rows, columns = (
-            (size - self.conv_kernel - self.primary_kernel + 1) // self.primary_stride + 1
-            for size in (self.image_height, self.image_width)
-        )
-        return rows, columns
+        grid = output_grid((self.image_height, self.image_width), (self.conv_kernel,) * 2)
+        return output_grid(grid, (self.primary_kernel,) * 2, stride=self.primary_stride)
 
     @property
     def num_primary(self) -> int:

@@ -17,7 +17,7 @@ from capsnet.checks import unknown_name
 from capsnet.data import DataConfig, Split, load_split
 from capsnet.functional import RoutingStep, VoteSource, iterate_routing
 from capsnet.models import CapsNet
-from capsnet.playground.networks import Weights
+from capsnet.playground.networks import TrainedNetwork
 from capsnet.playground.pictures import place_digit
 
 Pixels = Float32[np.ndarray, "C H W"]
@@ -106,12 +106,12 @@ class Engine:
         weights: The networks; the first is the default.
     """
 
-    def __init__(self, weights: Sequence[Weights]) -> None:
+    def __init__(self, weights: Sequence[TrainedNetwork]) -> None:
         if not weights:
             raise ValueError("the engine needs at least one set of weights")
         self.weights = {each.name: each for each in weights}
 
-    def find(self, name: str) -> Weights:
+    def find(self, name: str) -> TrainedNetwork:
         """Returns the weights of a name; only names given at the start are known."""
         if name not in self.weights:
             raise unknown_name("weights", name, self.weights)
@@ -141,7 +141,7 @@ class Engine:
         """Returns class capsules of an image, and what one of them describes.
 
         Args:
-            name: Weights to use.
+            name: TrainedNetwork to use.
             image: Intensities, (C, H, W).
             num_iterations: Iterations of routing; as trained if None.
             reconstruct: Class to decode; that of the longest capsule if None.
@@ -173,7 +173,7 @@ class Engine:
         """Returns images of a capsule whose dimensions are moved one at a time (§5.1, Fig. 4).
 
         Args:
-            name: Weights to use.
+            name: TrainedNetwork to use.
             capsule: The vector, (E,).
             number: The class it belongs to.
             dimensions: Dimensions to move.
@@ -208,7 +208,7 @@ class Engine:
         """Returns where on the grid the primary capsules send their output, iteration by iteration.
 
         Args:
-            name: Weights to use.
+            name: TrainedNetwork to use.
             image: Intensities, (C, H, W).
             num_iterations: Iterations of routing; as trained if None.
         """
@@ -247,7 +247,7 @@ class Engine:
         """Returns two overlapping digits taken apart, and each of them as it really was (§6).
 
         Args:
-            name: Weights to use.
+            name: TrainedNetwork to use.
             digits: Two light digits of 28×28.
             shifts: Pixels that each is moved right and down.
             classes: Two classes to reconstruct instead of the predicted ones.
@@ -285,7 +285,7 @@ class Engine:
 
 
 def _run(
-    weights: Weights, image: Pixels, num_iterations: int | None
+    weights: TrainedNetwork, image: Pixels, num_iterations: int | None
 ) -> tuple[Tensor, VoteSource, tuple[RoutingStep, ...]]:
     """Primary capsules, their votes, and every iteration of routing, for one image."""
     model = weights.capsules

@@ -26,7 +26,7 @@ _UNCROPPED = {"cifar10": 32}  # §7: the network sees the central 24×24 of thes
 
 
 @dataclass(frozen=True)
-class Weights:
+class TrainedNetwork:
     """A trained network with its name and what is known of its training."""
 
     name: str
@@ -110,13 +110,13 @@ class Weights:
         return class_probabilities(self.model(self.to_input(images)), self.labels_per_image), None
 
 
-def load_networks(sources: Sequence[str]) -> list[Weights]:
+def load_networks(sources: Sequence[str]) -> list[TrainedNetwork]:
     """Returns trained networks, each named as shipped or by the run or file it comes from.
 
     Args:
         sources: Shipped names, run directories or files; a name may stand only once.
     """
-    loaded: list[Weights] = []
+    loaded: list[TrainedNetwork] = []
     for source in sources:
         path = Path(source)
         path = path.parent if path.name == WEIGHTS else path
@@ -125,7 +125,7 @@ def load_networks(sources: Sequence[str]) -> list[Weights]:
             raise ValueError(f"the name of weights must be text, got {name!r}; rename them")
         if any(each.name == name for each in loaded):
             raise ValueError(f"two sets of weights are named {name!r}; rename one of them")
-        loaded.append(Weights(name, *load_model_and_record(source)))
+        loaded.append(TrainedNetwork(name, *load_model_and_record(source)))
     return loaded
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from capsnet import __version__
 from capsnet.playground.engine import Engine
 from capsnet.playground.limits import BodyLimit, KnownHosts, ModelQueue, SecurityHeaders
-from capsnet.playground.networks import Weights
+from capsnet.playground.networks import TrainedNetwork
 from capsnet.playground.pictures import (
     DIGIT,
     open_image,
@@ -60,7 +60,7 @@ from capsnet.playground.schema import (
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
-def create_app(weights: Sequence[Weights], *, hosts: Sequence[str] = ("*",)) -> FastAPI:
+def create_app(weights: Sequence[TrainedNetwork], *, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """Returns the playground as an ASGI application.
 
     Args:
@@ -297,7 +297,7 @@ def _printable(sentence: str) -> str:
     return sentence[:300].encode("utf-8", "replace").decode()
 
 
-def _describe(weights: Weights) -> WeightsInfo:
+def _describe(weights: TrainedNetwork) -> WeightsInfo:
     model = weights.capsules
     channels, height, width = model.config.image_shape
     return WeightsInfo(
