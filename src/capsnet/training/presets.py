@@ -199,6 +199,7 @@ def _translated_digits(preset_name: str, model: ModelConfig) -> TrainConfig:
         data=DataConfig("mnist-40"),
         model=model,
         epochs=4,
+        learning_rate=_rate(model),
         evaluate_on=("affnist",),
         num_evaluated=32_000,  # a tenth of affNIST, and all of the expanded MNIST test set
     )
