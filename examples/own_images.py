@@ -41,7 +41,7 @@ def main(folder: Path, *, num_images: int = 60, epochs: int = 6) -> str:
             "model": {"conv_channels": 16, "primary_types": 4, "output_dim": 8},
         },
     )
-    train(config, folder / "run", overwrite=True)
+    train(config, folder / "run")
     [lengths] = capsnet.classify([draw("circle", randomness)], weights=folder / "run")
     best = next(iter(lengths))
     print(f"a new circle is taken for a {best}")

@@ -29,6 +29,12 @@ def test_a_run_becomes_a_file_of_its_name(
     monkeypatch.chdir(tmp_path)
     assert run("my-run", "--format", "torch-export") == 0
     assert "largest differences from PyTorch on 20 MNIST test digits" in capsys.readouterr().out
+    before = (tmp_path / "my-run.pt2").read_bytes()
+    assert run("my-run", "--format", "torch-export") == 2
+    assert "my-run.pt2 exists; --overwrite replaces it" in capsys.readouterr().err
+    assert (tmp_path / "my-run.pt2").read_bytes() == before
+    (tmp_path / "my-run.pt2").write_text("something else")
+    assert run("my-run", "--format", "torch-export", "--overwrite") == 0
     program = torch.export.load(tmp_path / "my-run.pt2").module()
     assert program(torch.rand(1, 3, 24, 24))[0].shape == (1, 10)
 

@@ -247,6 +247,8 @@ def mischief(folder: Path, name: str) -> None:
         (folder / "cat" / "link.png").symlink_to("nowhere")
     elif name == "not UTF-8":
         os.mkdir(os.fsencode(folder) + b"/caf\xe9")  # noqa: PTH102
+    elif name == "format":  # Pillow reads it, but `capsnet predict` would not
+        write_image(folder / "cat" / "x.tga")
     elif name == "one image":
         write_image(folder / "fox" / "x.png")
     elif name == "train only":
@@ -259,7 +261,8 @@ def mischief(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("text", r"cat/notes\.txt is no image that can be read"),
+        ("text", r"cat/notes\.txt is no image that can be read: damaged, or none of PNG, JPEG"),
+        ("format", r"cat/x\.tga is no image that can be read: damaged, or none of PNG, JPEG"),
         ("cut", r"cat/00\.png is no image that can be read"),
         ("empty class", r"every class must have images, but .*fox is empty"),
         ("stray", r"animals must hold only folders, got the file stray\.png"),

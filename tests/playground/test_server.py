@@ -169,6 +169,8 @@ BAD = [
     ("predict", {**GOOD, "reconstruct": 10}, "classes are 0 to 9"),
     ("predict", {"weights": "digit"}, "image: Field required"),
     ("predict", {"weights": "digit", "image": {}}, "exactly one of test, file"),
+    ("predict", {"weights": "digit", "image": {"test": True}}, "test: Input should be a valid int"),
+    ("predict", {"weights": "digit", "image": {"test": "7"}}, "test: Input should be a valid int"),
     ("predict", {"weights": "digit", "image": {"test": 1, "file": PNG}}, "exactly one of"),
     ("predict", {"weights": "digit", "image": {"test": 10_000}}, "less than 10000"),
     ("predict", {"weights": "digit", "image": {"file": "no image"}}, "must be base64"),

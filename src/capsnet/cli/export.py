@@ -7,6 +7,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from capsnet.cli import Flag
 from capsnet.data import DataConfig, load_split
 from capsnet.models.export import SUFFIXES, Format, export_model
 from capsnet.playground.networks import TrainedNetwork, load_networks
@@ -15,7 +16,9 @@ from capsnet.playground.pictures import prepare_image, to_bytes
 NUM_CHECKED = 20
 
 
-def export(run: str, *, format: Format = "onnx", out: Path | None = None) -> int:
+def export(
+    run: str, *, format: Format = "onnx", out: Path | None = None, overwrite: Flag = False
+) -> int:
     """Write a trained model as a file that runs without capsnet, checked against PyTorch.
 
     Input are images (batch, channels, height, width), outputs lengths, capsules and, where there
@@ -25,11 +28,14 @@ def export(run: str, *, format: Format = "onnx", out: Path | None = None) -> int
         run: Run directory, weights file or shipped name.
         format: onnx (extra: export) or torch-export.
         out: The file; default: the weights' name with .onnx or .pt2.
+        overwrite: Replace a file that is there.
     """
     [network] = load_networks([run])
     path = out or Path(f"{network.name}{SUFFIXES[format]}")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} must be a folder that exists")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists; --overwrite replaces it")
     images = _real_images(network)
     differences = export_model(
         network.model, path, format=format, images=images, class_names=network.class_names

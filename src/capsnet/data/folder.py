@@ -10,17 +10,21 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from capsnet.data.order import shuffle
 from capsnet.data.storage import find_data_dir
 from capsnet.drafts import write_atomically
 
+#: What is opened: plain pictures, no document formats that run other programs.
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _IGNORED = {"thumbs.db", "desktop.ini"}  # what file managers leave behind, besides dot files
 _GREY = {"1", "L", "LA", "La", "I", "F"}  # of Pillow's modes; a palette has colours
 _DIGEST_SIZE = 32
@@ -87,15 +91,9 @@ def find_form(contents: ImageFolder) -> tuple[int, int]:
     sides: Counter[int] = Counter()
     is_grey = True
     for path in contents.paths:
-        try:
-            # Its header alone.
-            with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
-                sides[max(image.size)] += 1
-                is_grey &= image.mode.partition(";")[0] in _GREY
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{path} is no image that can be read: {error}") from error
+        with _open_image(path) as image:  # its header alone
+            sides[max(image.size)] += 1
+            is_grey &= image.mode.partition(";")[0] in _GREY
     commonest = max(sides, key=lambda side: (sides[side], side))
     return min(max(commonest, 28), 48), 1 if is_grey else 3
 
@@ -227,12 +225,22 @@ def _gather(parts: list[dict[str, list[Path]]], in_test: list[int]) -> ImageFold
 
 
 def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "C H W"]:
+    with _open_image(path) as image:
+        return fit_image(ImageOps.exif_transpose(image), (num_channels, size, size))
+
+
+@contextmanager
+def _open_image(path: Path) -> Iterator[Image.Image]:
+    """Opens a file; a ValueError says what is wrong with it, also when it is decoded."""
     try:
         # A large photograph or odd metadata is no matter; far too many pixels are an error.
-        with warnings.catch_warnings(action="ignore"), Image.open(path) as file:
-            return fit_image(ImageOps.exif_transpose(file), (num_channels, size, size))
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
+            yield image
     except MemoryError:
         raise
+    except UnidentifiedImageError:
+        why = f"damaged, or none of {', '.join(FORMATS)}"
+        raise ValueError(f"{path} is no image that can be read: {why}") from None
     except Exception as error:  # Pillow's decoders raise a dozen kinds, down to struct.error
         raise ValueError(f"{path} is no image that can be read: {error}") from error
 

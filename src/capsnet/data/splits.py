@@ -149,7 +149,7 @@ def num_steps(split: Split, batch_size: int, *, train: bool = True) -> int:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if train and batch_size > len(split):
         raise ValueError(
-            f"batch_size must be at most the {len(split)} examples of {split.name}, "
+            f"batch_size must be at most the {len(split)} training examples of {split.name}, "
             f"got {batch_size}"
         )
     return len(split) // batch_size if train else -(-len(split) // batch_size)

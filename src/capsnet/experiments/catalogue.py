@@ -201,6 +201,10 @@ def reproduce(
     return Reproduced(record, result, tuple(images / file for file in drawn), is_new=True)
 
 
+#: Experiments that show recorded errors, or as many examples as their picture needs.
+_WITHOUT_EXAMPLES = {"table1", "fig3", "fig4", "figA2"}
+
+
 def _check_used(experiment: Experiment, options: Options) -> None:
     """Raises a ValueError for an option that would make no difference."""
     configs = [configure(need.preset, need.changes) for need in experiment.needs]
@@ -208,11 +212,13 @@ def _check_used(experiment: Experiment, options: Options) -> None:
         "epochs": not options.quick and any(config.epochs for config in configs),
         "steps": options.quick or any(config.steps for config in configs),
         "digits": experiment.name == "fig4",
+        "num_examples": options.quick or experiment.name not in _WITHOUT_EXAMPLES,
     }
     for option, used in is_used.items():
         if getattr(options, option) and not used:
             miniature = "the miniature of " if options.quick else ""
-            raise ValueError(f"--{option} makes no difference to {miniature}{experiment.name}")
+            flag = option.replace("_", "-")
+            raise ValueError(f"--{flag} makes no difference to {miniature}{experiment.name}")
 
 
 def _check_data(experiment: Experiment, found: Found) -> None:

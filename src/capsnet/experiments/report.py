@@ -141,7 +141,8 @@ def _results_page(
     yield (
         "Written by `capsnet report` from `results/*.json`; do not edit. Every number is that of "
         "the last step of training. ± is the standard deviation over trials, which differ in their "
-        "seed alone. How to repeat one: [reproduce.md](reproduce.md)."
+        "seed alone; the time is that of all trials; a + after a commit is a change that was not "
+        "committed. How to repeat one: [reproduce.md](reproduce.md)."
     )
     for name, record in found.items():
         yield from _section(EXPERIMENTS[name], record, docs)

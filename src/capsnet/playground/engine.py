@@ -141,7 +141,7 @@ class Engine:
         """Returns class capsules of an image, and what one of them describes.
 
         Args:
-            name: TrainedNetwork to use.
+            name: Weights to use.
             image: Intensities, (C, H, W).
             num_iterations: Iterations of routing; as trained if None.
             reconstruct: Class to decode; that of the longest capsule if None.
@@ -173,7 +173,7 @@ class Engine:
         """Returns images of a capsule whose dimensions are moved one at a time (§5.1, Fig. 4).
 
         Args:
-            name: TrainedNetwork to use.
+            name: Weights to use.
             capsule: The vector, (E,).
             number: The class it belongs to.
             dimensions: Dimensions to move.
@@ -208,7 +208,7 @@ class Engine:
         """Returns where on the grid the primary capsules send their output, iteration by iteration.
 
         Args:
-            name: TrainedNetwork to use.
+            name: Weights to use.
             image: Intensities, (C, H, W).
             num_iterations: Iterations of routing; as trained if None.
         """
@@ -247,7 +247,7 @@ class Engine:
         """Returns two overlapping digits taken apart, and each of them as it really was (§6).
 
         Args:
-            name: TrainedNetwork to use.
+            name: Weights to use.
             digits: Two light digits of 28×28.
             shifts: Pixels that each is moved right and down.
             classes: Two classes to reconstruct instead of the predicted ones.

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from capsnet.data.folder import as_bytes, fit_image
+from capsnet.data.folder import FORMATS, as_bytes, fit_image
 
 Polarity = Literal["light on dark", "dark on light"]
 
@@ -21,8 +21,6 @@ MAX_SIDE = 4096
 """Most rows or columns of an image, unless the caller allows more."""
 MAX_PIXELS = 178_956_970
 """Most pixels that Pillow opens by itself; no caller allows more."""
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-"""What is opened: plain pictures, no document formats that run other programs."""
 
 DIGIT = (1, 28, 28)
 """Shape of a digit of MNIST."""
@@ -62,7 +60,8 @@ def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Imag
             image.load()
             return ImageOps.exif_transpose(image)
     except UnidentifiedImageError:
-        raise ValueError(f"an image must be one of {', '.join(FORMATS)}; this is none") from None
+        names = ", ".join(FORMATS)
+        raise ValueError(f"an image must be one of {names}; this is none, or damaged") from None
     except Image.DecompressionBombError:
         raise ValueError(f"an image must have at most {limit} pixels") from None
     except (ValueError, MemoryError):

@@ -14,9 +14,9 @@ WeightsName = Annotated[str, Field(max_length=200, description="A name that /api
 
 
 class Body(BaseModel):
-    """A request; fields that do not exist are mistakes."""
+    """A request; fields that do not exist and numbers in quotation marks are mistakes."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
 
 
 class Picture(BaseModel):
