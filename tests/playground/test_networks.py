@@ -33,11 +33,8 @@ def trained_on(name: str, config: CapsNetConfig) -> TrainedNetwork:
 
 def test_class_names_come_from_the_record_if_they_fit() -> None:
     model = CapsNet(GREY)
-    assert TrainedNetwork("a", model, {"class_names": ["x", "y", "z"]}).class_names == (
-        "x",
-        "y",
-        "z",
-    )
+    named = TrainedNetwork("a", model, {"class_names": ["x", "y", "z"]})
+    assert named.class_names == ("x", "y", "z")
     assert TrainedNetwork("a", model, {"class_names": ["x"]}).class_names == ("0", "1", "2")
     assert TrainedNetwork("a", model, {}).class_names == ("0", "1", "2")
 
