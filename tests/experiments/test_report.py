@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,22 @@ def test_the_page_says_what_is_short_of_the_paper(results: Path) -> None:
     assert "CNN" not in listed.partition("##")[0]
 
 
+def test_every_machine_that_trained_is_named(results: Path) -> None:
+    docs, readme = results.parent / "docs", results.parent / "README.md"
+    readme.write_text(README)
+    record = read_json(results / "table1.json")
+    runs = record["runs"]
+    assert isinstance(runs, list)
+    known = {"cpu": "Abacus", "cores": 2, "gpu": None}
+    hardware = [known, known, {**known, "gpu": "Loom"}, None]
+    many = [{**runs[0], "hardware": each} for each in hardware]
+    write_json(results / "table1.json", {**record, "runs": many})
+    write_report(results, docs, readme)
+    machines = "Abacus, 2 cores; Abacus, 2 cores, Loom; unknown"
+    assert f"Trained on {machines}. Details" in readme.read_text()
+    assert f" on {machines}. Measured at " in (docs / "results.md").read_text()
+
+
 def test_miniatures_stay_out_of_readme_and_are_labelled_elsewhere(results: Path) -> None:
     docs, readme = results.parent / "docs", results.parent / "README.md"
     readme.write_text(README)
@@ -121,12 +138,12 @@ def test_changed_code_is_marked_at_its_commit(results: Path, tmp_path: Path) -> 
     write_json(results / "table1.json", record | {"commit": None})
     write_report(results, tmp_path / "docs", None)
     page = (tmp_path / "docs" / "results.md").read_text()
-    assert "trained at aaaaaaaaaa+. Measured at an unknown commit in" in page
+    assert re.search(r"trained at aaaaaaaaaa\+ on .+\. Measured at an unknown commit in", page)
     runs[0]["commits"] = ["b" * 40, "a" * 40]
     write_json(results / "table1.json", record)
     write_report(results, tmp_path / "docs", None)
     page = (tmp_path / "docs" / "results.md").read_text()
-    assert "trained at bbbbbbbbbb, aaaaaaaaaa. Measured" in page
+    assert re.search(r"trained at bbbbbbbbbb, aaaaaaaaaa on .+\. Measured", page)
 
 
 def test_readme_without_markers_is_refused(tmp_path: Path) -> None:

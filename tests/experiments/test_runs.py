@@ -1,3 +1,6 @@
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from capsnet.experiments.runs import (
     describe_difference,
     gather,
     open_source,
+    recorded_runs,
 )
 from capsnet.experiments.tables import describe_budget
 from capsnet.models import CapsNet
@@ -234,6 +238,67 @@ def test_routing_is_measured_on_as_many_examples_as_are_asked_for_and_there(
     assert sum(seen) == 150 + 10_000
 
 
+def test_without_training_the_recorded_runs_of_another_machine_count(tmp_path: Path) -> None:
+    there, here = Options(runs=tmp_path / "there", out=tmp_path, train=False), tmp_path / "here"
+    for seed, error in ((0, 0.002), (1, 0.003)):
+        run = write_run(there.runs / f"mnist-{seed}", "mnist", error=error, seed=seed)
+        line = {"step": 50, "loss": 0.25, "epoch": 0.1, "error_rate": 0.1}
+        (run / "log.jsonl").write_text(json.dumps(line) + "\n")
+    reproduce("table1", there)
+    shutil.rmtree(there.runs)
+    write_run(here / "again", "mnist", error=0.009, seed=1)  # files that are here come first
+    write_run(here / "third", "mnist", error=0.004, seed=2)
+    record = reproduce("table1", replace(there, runs=here)).record
+    rows, runs = record["rows"], record["runs"]
+    assert isinstance(rows, list)
+    assert isinstance(runs, list)
+    assert (rows[4]["values"], rows[4]["seeds"]) == ([0.002, 0.009, 0.004], [0, 1, 2])
+    assert [Path(run["source"]).name for run in runs] == ["mnist-0", "again", "third"]
+    assert [run["losses"] for run in runs] == [{"50": 0.25}, {}, {}]
+
+
+def test_recorded_runs_count_neither_for_training_nor_where_weights_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_json(write_run(tmp_path / "a", "mnist", error=0.002) / "result.json")
+    said: list[str] = []
+    stored = {"runs": [{**run, "role": "capsnet", "source": "elsewhere", "sha256": "0"}]}
+    recorded = recorded_runs(stored, said.append)
+    assert sources(recorded, "capsnet") == ["elsewhere"]
+    shutil.rmtree(tmp_path / "a")
+
+    by_record, idle = replace(MNIST, by_record=True), Options(runs=tmp_path, train=False)
+    assert gather([by_record], idle, said.append, None, recorded) == recorded
+    with pytest.raises(ValueError, match="there is no finished run"):
+        gather([MNIST], idle, said.append, None, recorded)
+
+    def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
+        write_run(folder, "mnist", error=0.1, seed=config.seed)
+
+    monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
+    found = gather([by_record], replace(idle, train=True), said.append, None, recorded)
+    assert [run.seed for run in found["capsnet"]] == [0, 1, 2]
+    assert "elsewhere" not in sources(found, "capsnet")
+
+
+def test_a_recorded_run_of_another_version_is_left_out_aloud(tmp_path: Path) -> None:
+    run = read_json(write_run(tmp_path / "a", "mnist", error=0.002) / "result.json")
+    config = run["config"]
+    assert isinstance(config, dict)
+    other = {**run, "role": "mnist", "source": "elsewhere", "sha256": "0"}
+    said: list[str] = []
+    assert not recorded_runs(
+        {"runs": [{**other, "config": {**config, "momentum": 0.9}}]}, said.append
+    )
+    assert "elsewhere has settings of another version" in said[0]
+
+
+@pytest.fixture
+def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsnet.experiments.runs.list_weights", dict)
+
+
+@pytest.mark.usefixtures("nothing_shipped")
 def test_claims_without_a_run_of_mnist_leave_its_rows_empty(tmp_path: Path) -> None:
     for preset, error in (("mnist-r1", 0.004), ("mnist-r1-norecon", 0.006)):
         write_run(tmp_path / "runs" / preset, preset, error=error)
@@ -243,6 +308,7 @@ def test_claims_without_a_run_of_mnist_leave_its_rows_empty(tmp_path: Path) -> N
     assert [row["mean"] for row in rows] == [None] * 3 + [pytest.approx(-0.002)] + [None] * 3
 
 
+@pytest.mark.usefixtures("nothing_shipped")
 def test_claims_compare_runs_of_the_same_seed_and_length(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for seed, error in ((0, 0.003), (1, 0.005)):
@@ -258,6 +324,7 @@ def test_claims_compare_runs_of_the_same_seed_and_length(tmp_path: Path) -> None
     assert (rows[3]["mean"], rows[3]["seeds"]) == (pytest.approx(0.005 - 0.009), [1])
 
 
+@pytest.mark.usefixtures("nothing_shipped")
 def test_claims_compare_runs_that_differ_in_their_network_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write_run(runs / "r1", "mnist-r1", error=0.003)

@@ -10,7 +10,15 @@ import torch
 from capsnet.checks import unknown_name
 from capsnet.experiments import claims, digits, iterations, overlap, tables
 from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
-from capsnet.experiments.runs import Found, Need, Options, Say, describe_difference, gather
+from capsnet.experiments.runs import (
+    Found,
+    Need,
+    Options,
+    Say,
+    describe_difference,
+    gather,
+    recorded_runs,
+)
 from capsnet.training import configure
 from capsnet.training.progress import Reporter
 from capsnet.training.records import describe_environment, write_json
@@ -160,10 +168,10 @@ def reproduce(
     results = options.out or Path("results")
     images = options.out or (results if options.quick else Path("docs/images"))
     result = results / f"{prefix}{name}.json"
-    found = gather(experiment.needs, options, say, reporter)
+    stored = read_result(result)
+    found = gather(experiment.needs, options, say, reporter, recorded_runs(stored, say))
     _check_data(experiment, found)
     inputs = _inputs(found, options)
-    stored = read_result(result)
     if stored is not None and stored.get("inputs") == inputs and not options.overwrite:
         names = stored["pictures"]
         assert isinstance(names, list)

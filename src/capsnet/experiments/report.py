@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from capsnet.drafts import write_atomically
 from capsnet.experiments.catalogue import EXPERIMENTS, Experiment
@@ -220,13 +221,10 @@ def _is_worse(row: Mapping[str, object]) -> bool:
 
 
 def _readme_table(found: Mapping[str, dict[str, object] | None]) -> list[str]:
-    machines = dict.fromkeys(_machine(record) for record in found.values() if record)
+    runs = [run for record in found.values() if record for run in _runs(record)]
     lines = list(_table(_headlines(found)))
-    if machines:
-        lines += [
-            "",
-            f"Machine: {'; '.join(machines)}. Details: [docs/results.md](docs/results.md).",
-        ]
+    if runs:
+        lines += ["", f"Trained on {_machines(runs)}. Details: [docs/results.md](docs/results.md)."]
     return lines
 
 
@@ -263,8 +261,7 @@ def _cost_table() -> Iterator[str]:
 
 def _provenance(record: Mapping[str, object]) -> str:
     """Machine, data and commit behind a result, in one paragraph."""
-    runs, data = record["runs"], record["data"]
-    assert isinstance(runs, list)
+    runs, data = _runs(record), record["data"]
     assert isinstance(data, list)
     sources = ", ".join(f"`{run['source']}`" for run in runs)
     commits = dict.fromkeys(
@@ -273,18 +270,29 @@ def _provenance(record: Mapping[str, object]) -> str:
         for commit in run.get("commits") or [run.get("commit")]
         if commit
     )
-    trained = f", trained at {', '.join(commits)}" if commits else ""
+    trained = f", trained at {', '.join(commits)} on {_machines(runs)}" if commits else ""
     measured = _show_commit(record["commit"])
     return (
         f"Data: {'; '.join(data)}. Networks: {sources}{trained}. "
         f"Measured at {measured} in {show_seconds(_number(record['measuring_seconds']))} on "
-        f"{_machine(record)}."
+        f"{_machines([record])}."
     )
 
 
-def _machine(record: Mapping[str, object]) -> str:
-    hardware = record["hardware"]
-    assert isinstance(hardware, dict)
+def _runs(record: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    runs = record["runs"]
+    assert isinstance(runs, list)
+    return runs
+
+
+def _machines(records: Sequence[Mapping[str, Any]]) -> str:
+    """The machines that records name, each once."""
+    return "; ".join(dict.fromkeys(_machine(record.get("hardware")) for record in records))
+
+
+def _machine(hardware: Mapping[str, object] | None) -> str:
+    if hardware is None:
+        return "unknown"
     gpu = f", {hardware['gpu']}" if hardware.get("gpu") else ""
     return f"{hardware['cpu']}, {hardware['cores']} cores{gpu}"
 

@@ -59,6 +59,9 @@ class Need:
     curve: Literal["", "kept", "needed"] = ""
     """Evaluations in the course of training: kept where it is trained, or needed of any run."""
 
+    by_record: bool = False
+    """Whether its record is enough, so that without training a run of another machine counts."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -130,11 +133,25 @@ class Options:
 Found = dict[str, list[Trained]]
 
 
-def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter | None) -> Found:
+def gather(
+    needs: Sequence[Need],
+    options: Options,
+    say: Say,
+    reporter: Reporter | None,
+    recorded: Mapping[str, Sequence[Trained]] | None = None,
+) -> Found:
     """The networks that an experiment needs, by role; trains what is not there if it may.
 
     Of several finished runs of a preset, shipped weights among them, those with most images seen
     are taken, all trials with the same settings. No test error is ever looked at for it.
+
+    Args:
+        needs: what the experiment needs.
+        options: where to look and what to do.
+        say: takes sentences about the progress.
+        reporter: where training tells of its progress.
+        recorded: networks by role that the result so far names. Where nothing is trained and a
+            record is enough, they count although their files may be on another machine.
     """
     if options.weights:
         return _assign(needs, options)
@@ -147,6 +164,8 @@ def gather(needs: Sequence[Need], options: Options, say: Say, reporter: Reporter
         shipped = need.shipped or ""
         if shipped in list_weights():  # by its file: a folder here may have the same name
             usable.append(_open_weights(shipped, list_weights()[shipped]))
+        if recorded and each.by_record and not options.train:
+            usable += recorded.get(need.role, [])
         runs = _choose(usable, wanted, need, options)
         if options.train:
             settings = _placed((runs[0].config if runs else None) or wanted, options)
@@ -187,6 +206,21 @@ def finished_runs(folder: Path, say: Say) -> Iterator[Trained]:
                 yield trained
         except ValueError as error:
             say(f"left out: {error}")
+
+
+def recorded_runs(result: Mapping[str, object] | None, say: Say) -> Found:
+    """The networks that a result names, by role; their files need not be here."""
+    found: Found = {}
+    runs = result.get("runs") if result else None
+    for run in runs if isinstance(runs, list) else []:
+        source = str(run["source"])
+        trained = Trained(source, Path(source, WEIGHTS), run["sha256"], run)
+        try:
+            if trained.config is not None and trained.metrics:
+                found.setdefault(run["role"], []).append(trained)
+        except ValueError as error:
+            say(f"left out: {error}")
+    return found
 
 
 def _open_run(run: Path) -> Trained:

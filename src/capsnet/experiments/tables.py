@@ -25,7 +25,7 @@ _CELLS = (
 )
 TABLE1_NEEDS = tuple(
     # Fig. A.1 shows the course of training of this one.
-    Need(preset, preset, trials=trials, curve="kept" if preset == "mnist" else "")
+    Need(preset, preset, trials=trials, curve="kept" if preset == "mnist" else "", by_record=True)
     for _, preset, trials, _ in _CELLS
 )
 #: The cells of Table 1: mean and standard deviation of three trials on MNIST.
@@ -74,8 +74,8 @@ def compare_cells(found: Found, options: Options) -> Outcome:
 # §5.2
 
 AFFNIST_NEEDS = (
-    Need("CapsNet", "affnist", shipped="affnist"),
-    Need("CNN", "affnist-cnn", shipped="affnist-cnn"),
+    Need("CapsNet", "affnist", by_record=True),
+    Need("CNN", "affnist-cnn", by_record=True),
 )
 _REGENERATED = " (regenerated unless noted)"
 AFFNIST = (

@@ -98,22 +98,28 @@ class Trained:
         """What a result keeps about the network it was obtained with."""
         names = (
             "preset", "seed", "steps", "epochs", "seconds", "commit", "commits", "versions",
-            "hardware", "data", "config",
+            "hardware", "data", "config", "metrics",
         )  # fmt: skip
         return {
             "role": role,
             "source": self.source,
             "sha256": self.digest,
             **{name: self.record.get(name) for name in names},
-            **_curves(self.log()),
+            **self._curves(),
         }
+
+    def _curves(self) -> dict[str, object]:
+        """Loss and test errors by step: as recorded elsewhere, or from the log."""
+        if "losses" in self.record:
+            return {name: self.record[name] for name in ("losses", "errors")}
+        return _read_curves(self.log())
 
     def _number(self, name: str) -> float | None:
         value = self.record.get(name)
         return float(value) if isinstance(value, int | float) else None
 
 
-def _curves(log: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
+def _read_curves(log: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """Loss and test errors by step."""
     tests = [line for line in log if line.get("evaluation", {}).get("split") == "test"]
     return {
