@@ -41,8 +41,9 @@ def main(folder: Path, *, num_images: int = 60, epochs: int = 6) -> str:
             "model": {"conv_channels": 16, "primary_types": 4, "output_dim": 8},
         },
     )
-    train(config, folder / "run")
-    [lengths] = capsnet.classify([draw("circle", randomness)], weights=folder / "run")
+    run = folder / "run"
+    train(config, run, resume=run.exists())  # a second call goes on from the first, or uses it
+    [lengths] = capsnet.classify([draw("circle", randomness)], weights=run)
     best = next(iter(lengths))
     print(f"a new circle is taken for a {best}")
     return best

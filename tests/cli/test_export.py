@@ -43,7 +43,7 @@ def test_each_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     save_weights(tmp_path / "a.safetensors", CapsNet(COLOUR), {})
     mistakes = [
         (("nothing",), "unknown weights 'nothing'"),
-        ((tmp_path,), "is no finished run"),
+        ((tmp_path,), "is no run"),
         ((tmp_path / "a.safetensors", "--out", tmp_path / "no" / "a.onnx"), "must be a folder"),
         ((tmp_path / "a.safetensors", "--format", "tflite"), "tflite"),
     ]

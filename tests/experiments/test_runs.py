@@ -401,7 +401,10 @@ def test_an_error_on_other_files_of_affnist_is_measured_anew(tmp_path: Path) -> 
         ("fig5", {"epochs": 5}, "epochs"),
         ("fig3", {"digits": (3,)}, "digits"),
         ("fig3", {"quick": True, "epochs": 5}, "epochs"),
-        ("fig4", {"num_examples": 5}, "num-examples"),
+        *(
+            (name, {"num_examples": 5}, "num-examples")
+            for name in ("table1", "fig3", "fig4", "figA2")
+        ),
     ],
 )
 def test_an_option_without_effect_is_refused(

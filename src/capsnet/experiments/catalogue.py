@@ -43,6 +43,10 @@ class Experiment:
     measure: Callable[[Found, Options], Outcome]
     """Evaluates and prepares the pictures."""
 
+    counts_examples: bool = True
+    """Whether the user may say how many examples it measures on: not where it shows recorded
+    errors, or as many examples as its picture needs."""
+
 
 _DIGITS = Need("capsnet", "mnist", most=1, shipped="mnist")
 
@@ -60,6 +64,7 @@ _ALL = (
         tables.TABLE1_NEEDS,
         tables.TABLE1,
         tables.compare_cells,
+        counts_examples=False,
     ),
     Experiment(
         "fig3",
@@ -67,6 +72,7 @@ _ALL = (
         (_DIGITS,),
         digits.FIG3,
         digits.sample_reconstructions,
+        counts_examples=False,
     ),
     Experiment(
         "fig4",
@@ -74,6 +80,7 @@ _ALL = (
         (_DIGITS,),
         digits.FIG4,
         digits.dimension_perturbations,
+        counts_examples=False,
     ),
     Experiment(
         "affnist",
@@ -106,6 +113,7 @@ _ALL = (
         iterations.FIGA2_NEEDS,
         iterations.FIGA2,
         iterations.compare_iterations,
+        counts_examples=False,
     ),
     Experiment(
         "claims",
@@ -209,10 +217,6 @@ def reproduce(
     return Reproduced(record, result, tuple(images / file for file in drawn), is_new=True)
 
 
-#: Experiments that show recorded errors, or as many examples as their picture needs.
-_WITHOUT_EXAMPLES = {"table1", "fig3", "fig4", "figA2"}
-
-
 def _check_used(experiment: Experiment, options: Options) -> None:
     """Raises a ValueError for an option that would make no difference."""
     configs = [configure(need.preset, need.changes) for need in experiment.needs]
@@ -220,7 +224,7 @@ def _check_used(experiment: Experiment, options: Options) -> None:
         "epochs": not options.quick and any(config.epochs for config in configs),
         "steps": options.quick or any(config.steps for config in configs),
         "digits": experiment.name == "fig4",
-        "num_examples": options.quick or experiment.name not in _WITHOUT_EXAMPLES,
+        "num_examples": options.quick or experiment.counts_examples,
     }
     for option, used in is_used.items():
         if getattr(options, option) and not used:

@@ -70,7 +70,8 @@ def find_weights(source: str | Path) -> Path:
     if path.is_dir():
         if (path / WEIGHTS).is_file():
             return path / WEIGHTS
-        raise ValueError(f"{path} is no finished run: it has no {WEIGHTS}")
+        kind = "finished run" if (path / CHECKPOINTS).is_dir() else "run"
+        raise ValueError(f"{path} is no {kind}: it has no {WEIGHTS}")
     if path.is_file():
         if path.parent.name == CHECKPOINTS:
             raise ValueError(f"{path} is a checkpoint; give its run: {path.parent.parent}")
