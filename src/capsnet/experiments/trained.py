@@ -98,13 +98,14 @@ class Trained:
         """What a result keeps about the network it was obtained with."""
         names = (
             "preset", "seed", "steps", "epochs", "seconds", "commit", "commits", "versions",
-            "hardware", "data", "config", "metrics",
+            "hardware", "data", "config",
         )  # fmt: skip
         return {
             "role": role,
             "source": self.source,
             "sha256": self.digest,
             **{name: self.record.get(name) for name in names},
+            "metrics": {name: _shorten(metric) for name, metric in self.metrics.items()},
             **self._curves(),
         }
 
@@ -117,6 +118,11 @@ class Trained:
     def _number(self, name: str) -> float | None:
         value = self.record.get(name)
         return float(value) if isinstance(value, int | float) else None
+
+
+def _shorten(metric: Mapping[str, object]) -> dict[str, object]:
+    """An evaluation without its lists of single examples."""
+    return {name: value for name, value in metric.items() if not isinstance(value, list | dict)}
 
 
 def _read_curves(log: Sequence[Mapping[str, Any]]) -> dict[str, object]:
