@@ -1,4 +1,4 @@
-"""One's own images, from a folder to predictions: draw shapes, train on them, recognise a new one.
+"""One's own images, from a folder to predictions: draw shapes, train on them, recognise new ones.
 
 Run: python examples/own_images.py [folder for images and run]
 """
@@ -26,7 +26,7 @@ def draw(shape: str, randomness: random.Random) -> Image.Image:
     return image
 
 
-def main(folder: Path, *, num_images: int = 60, epochs: int = 6) -> str:
+def main(folder: Path, *, num_images: int = 60, epochs: int = 40) -> int:
     randomness = random.Random(0)
     for shape in ("circle", "square"):
         (folder / "images" / shape).mkdir(parents=True, exist_ok=True)
@@ -43,10 +43,12 @@ def main(folder: Path, *, num_images: int = 60, epochs: int = 6) -> str:
     )
     run = folder / "run"
     train(config, run, resume=run.exists())  # a second call goes on from the first, or uses it
-    [lengths] = capsnet.classify([draw("circle", randomness)], weights=run)
-    best = next(iter(lengths))
-    print(f"a new circle is taken for a {best}")
-    return best
+    shapes = ("circle", "square") * 10
+    answers = capsnet.classify([draw(shape, randomness) for shape in shapes], weights=run)
+    best = [next(iter(lengths)) for lengths in answers]  # the class of the longest capsule
+    num_right = sum(ours == shape for ours, shape in zip(best, shapes, strict=True))
+    print(f"{num_right} of {len(shapes)} new shapes are recognised")
+    return num_right
 
 
 if __name__ == "__main__":

@@ -21,19 +21,23 @@ def main(weights: str = "mnist", index: int = 0) -> list[float]:
     with torch.inference_mode():
         output = model(network.to_input(image[None]), trace=True)
     winner = int(output.lengths.argmax())
-    print(f"test digit {index} is a {int(batch.labels[0, 0])} and is taken for a {winner}")
+    label, name = int(batch.labels[0, 0]), network.class_names[winner]
+    print(f"test digit {index} is a {label} and is taken for a {name}")
     rows, columns = model.config.primary_grid
     shares = []
     for number, step in enumerate(output.routing, start=1):
         lengths = step.outputs[0].norm(dim=-1)  # (K,)
         coupling = step.coupling[0, :, winner]  # (I,), the share that each sends to the winner
         places = coupling.unflatten(0, (rows, columns, model.config.primary_types))
-        best = divmod(int(places.mean(dim=2).argmax()), columns)
+        by_place = places.mean(dim=2)  # (rows, columns)
+        best = divmod(int(by_place.argmax()), columns)
+        is_even = torch.allclose(by_place, by_place[0, 0])  # as in the first iteration
+        strongest = "all places alike" if is_even else "strongest place row {} column {}"
         shares.append(float(coupling.mean()))
         print(
             f"iteration {number}: length {lengths[winner]:.2f}, "
             f"mean share {coupling.mean():.1%}, largest share {coupling.max():.1%}, "
-            f"strongest place row {best[0]} column {best[1]}"
+            + strongest.format(*best)
         )
     return shares
 

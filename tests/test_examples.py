@@ -33,7 +33,7 @@ def test_a_model_of_capsule_layers_learns_digits() -> None:
 
 def test_own_images_are_learned_and_recognised(tmp_path: Path) -> None:
     for _ in range(2):  # the second time with what the first has left
-        assert load("own_images").main(tmp_path, num_images=40, epochs=5) == "circle"
+        assert load("own_images").main(tmp_path) >= 19  # of 20
 
 
 def test_a_routing_trace_tells_of_every_iteration(

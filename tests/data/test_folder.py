@@ -280,6 +280,18 @@ def test_a_spoilt_folder_is_named_in_one_sentence(animals: Path, name: str, sent
         load(animals)
 
 
+@pytest.mark.parametrize("size", [None, 32], ids=["headers", "pixels"])
+def test_all_spoilt_files_are_named_at_once(animals: Path, size: int | None) -> None:
+    for number in (3, 4):
+        (animals / "cat" / f"z{number}.png").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"cat/z3\.png is no image .*; nor are \S*cat/z4\.png$"):
+        load_split(DataConfig("folder", animals, image_size=size), "train")
+    for number in range(9):
+        (animals / "dog" / f"z{number}.png").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"dog/z3\.png, … \(11 in all\)$"):
+        load_split(DataConfig("folder", animals, image_size=size), "train")
+
+
 def test_classes_of_train_and_test_must_agree(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", {"a": 1, "b": 1})
     write_classes(tmp_path / "test", {"a": 1, "c": 1})

@@ -15,7 +15,7 @@ from tiny_runs import BreakOff, tiny_config
 from capsnet import CNN, CapsNet, CapsNetConfig, CNNConfig, classify
 from capsnet.data import DataConfig, load_split
 from capsnet.models.weights import save_weights
-from capsnet.playground.networks import TrainedNetwork, load_networks
+from capsnet.playground.networks import TrainedNetwork, _open, load_networks
 from capsnet.playground.pictures import to_bytes
 from capsnet.training import train
 
@@ -152,6 +152,8 @@ def test_files_and_pictures_are_classified_alike(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.raises(ValueError, match=r"notes\.txt: an image must be one of"):
         classify([tmp_path / "notes.txt"])
+    with pytest.raises(ValueError, match=r"files or Pillow's .*, got ndarray"):
+        _open(batch.images[0, 0].numpy())  # the tests' checks of types would come before
 
 
 def test_a_run_that_is_not_finished_shows_its_newest_network(

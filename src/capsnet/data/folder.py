@@ -28,6 +28,7 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _IGNORED = {"thumbs.db", "desktop.ini"}  # what file managers leave behind, besides dot files
 _GREY = {"1", "L", "LA", "La", "I", "F"}  # of Pillow's modes; a palette has colours
 _DIGEST_SIZE = 32
+_NUM_NAMED = 5  # files that an error names besides the first
 _PATIENCE = 2.0  # seconds of reading without a word
 
 # The images of the last folder whose cache could not be written, under the cache's name.
@@ -89,11 +90,12 @@ def find_form(contents: ImageFolder) -> tuple[int, int]:
     The size is the commonest longer side, but no less and no more than the network is made for.
     """
     sides: Counter[int] = Counter()
-    is_grey = True
+    is_grey, mistakes = True, _Mistakes()
     for path in contents.paths:
-        with _open_image(path) as image:  # its header alone
+        with mistakes.noted(path), _open_image(path) as image:  # its header alone
             sides[max(image.size)] += 1
             is_grey &= image.mode.partition(";")[0] in _GREY
+    mistakes.refuse()
     commonest = max(sides, key=lambda side: (sides[side], side))
     return min(max(commonest, 28), 48), 1 if is_grey else 3
 
@@ -149,19 +151,46 @@ def _read_images(
     console = Console(stderr=True)
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     count, num_channels, size, _ = images.shape
-    start, said = time.monotonic(), console.is_terminal
+    start, said, mistakes = time.monotonic(), console.is_terminal, _Mistakes()
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
         task = progress.add_task("reading images", total=count, visible=False)
         for number, path in enumerate(paths):
-            images[number] = _read_image(path, size, num_channels)
+            with mistakes.noted(path):
+                images[number] = _read_image(path, size, num_channels)
             seconds = time.monotonic() - start
             progress.update(task, completed=number + 1, visible=seconds > _PATIENCE)
             if seconds > _PATIENCE and not said:
                 left = seconds * (count / (number + 1) - 1)
                 print(f"reading {count} images in {folder}: {left:.0f} s left", file=sys.stderr)
                 said = True
+    mistakes.refuse()
+
+
+class _Mistakes:
+    """Files that cannot be read: all are looked at before one error names them."""
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.others: list[Path] = []
+
+    @contextmanager
+    def noted(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            if self.first:
+                self.others.append(path)
+            self.first = self.first or str(error)
+
+    def refuse(self) -> None:
+        """Raises a ValueError if there were any."""
+        if not self.first:
+            return
+        named = ", ".join(str(path) for path in self.others[:_NUM_NAMED])
+        more = f", … ({len(self.others) + 1} in all)" if len(self.others) > _NUM_NAMED else ""
+        raise ValueError(f"{self.first}; nor are {named}{more}" if named else self.first)
 
 
 def _list_subfolders(folder: Path) -> list[Path]:

@@ -150,7 +150,7 @@ def num_steps(split: Split, batch_size: int, *, train: bool = True) -> int:
     if train and batch_size > len(split):
         raise ValueError(
             f"batch_size must be at most the {len(split)} training examples of {split.name}, "
-            f"got {batch_size}"
+            f"got {batch_size}; --batch-size {len(split)} or less would do"
         )
     return len(split) // batch_size if train else -(-len(split) // batch_size)
 

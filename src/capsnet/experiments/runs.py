@@ -177,7 +177,7 @@ def gather(
                 finished.append(runs[-1])
         found[need.role] = runs[: need.most or options.trials]
     if not any(found.values()):
-        presets = ", ".join(need.preset for need in needs)
+        presets = ", ".join(dict.fromkeys(need.preset for need in needs))
         raise ValueError(
             f"there is no finished run of {presets} in {options.runs_folder}; "
             "leave out --no-train, or give --weights"

@@ -121,6 +121,11 @@ def affine_robustness(found: Found, options: Options) -> Outcome:
     notes = [
         f"The affine test set is {'the original' if is_original else 'affNIST-style, regenerated'}."
     ]
+    if (count := rows[2].num_examples or rows[3].num_examples) is not None:
+        size = len(load_split(options.data("affnist"), "test"))
+        notes.append(
+            f"It is measured on {count:,} of its {size:,} images, spread evenly over them."
+        )
     comparisons = (
         ("the expanded MNIST test set", "+0.01", ", and the comparison presupposes about 0"),
         ("affNIST", "+13", ""),

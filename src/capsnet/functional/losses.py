@@ -27,8 +27,8 @@ def margin_loss(
     """
     if lengths.ndim != 2 or lengths.shape != targets.shape:
         raise ValueError(
-            "margin_loss needs lengths and targets of one shape (B, K), "
-            f"got {tuple(lengths.shape)} and {tuple(targets.shape)}"
+            "margin_loss needs lengths and targets of one shape (B, K), 1 for a class that is "
+            f"there (F.one_hot), got {tuple(lengths.shape)} and {tuple(targets.shape)}"
         )
     present = targets.to(lengths.dtype)
     too_short = (upper - lengths).clamp(min=0).square()

@@ -150,8 +150,7 @@ def classify(
     if isinstance(images, str | Path | Image.Image):
         raise ValueError(f"images must be a list, got one image; write [{images!r}]")
     [network] = load_networks([str(weights)])
-    opened = (each if isinstance(each, Image.Image) else _open(Path(each)) for each in images)
-    pixels = [network.prepare(image).pixels for image in opened]
+    pixels = [network.prepare(_open(image)).pixels for image in images]
     answers = []
     for start in range(0, len(pixels), BATCH_SIZE):
         scores, _ = network.score(np.stack(pixels[start : start + BATCH_SIZE]))
@@ -161,8 +160,13 @@ def classify(
     return answers
 
 
-def _open(path: Path) -> Image.Image:
+def _open(image: object) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    if not isinstance(image, str | Path):
+        kind = type(image).__name__
+        raise ValueError(f"images must be files or Pillow's (Image.fromarray), got {kind}")
     try:
-        return open_image(path.read_bytes(), max_side=None)
+        return open_image(Path(image).read_bytes(), max_side=None)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{image}: {error}") from None
