@@ -479,3 +479,9 @@ def test_options_out_of_range_are_named() -> None:
 def test_a_wrong_name_gets_the_right_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown experiment 'tabel1'; did you mean 'table1'\?"):
         find_experiment("tabel1")
+
+
+def test_results_need_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file, but results and pictures need a folder"):
+        Options(out=tmp_path / "file")

@@ -189,7 +189,7 @@ def test_each_mistake_is_named(engine: Engine, image: np.ndarray) -> None:
         engine.predict("digit", image, num_iterations=11)
     with pytest.raises(ValueError, match="classes are 0 to 9, got 10"):
         engine.predict("digit", image, reconstruct=10)
-    with pytest.raises(ValueError, match="a capsule must have 6 numbers"):
+    with pytest.raises(ValueError, match="a capsule must have 6 numbers, got 5"):
         engine.reconstruct("digit", torch.zeros(5), number=0)
     with pytest.raises(ValueError, match="dimensions are 0 to 5, got 6"):
         engine.perturb("digit", torch.zeros(6), number=0, dimensions=(6,), offsets=(0.0,))

@@ -112,6 +112,8 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("trials", "epochs", "steps", "threads", "num_examples"):
             check_count(name, getattr(self, name))
+        if self.out is not None and self.out.is_file():
+            raise ValueError(f"{self.out} is a file, but results and pictures need a folder")
         for digit in self.digits:
             if not 0 <= digit <= 9:
                 raise ValueError(f"digits must be 0 to 9, got {digit}")

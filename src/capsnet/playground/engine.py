@@ -183,7 +183,8 @@ class Engine:
         _check_class(model, number)
         size = model.config.output_dim
         if capsule.shape != (size,):
-            raise ValueError(f"a capsule must have {size} numbers, got {tuple(capsule.shape)}")
+            shape = " × ".join(str(count) for count in capsule.shape)
+            raise ValueError(f"a capsule must have {size} numbers, got {shape}")
         for dimension in dimensions:
             if not 0 <= dimension < size:
                 raise ValueError(f"dimensions are 0 to {size - 1}, got {dimension}")

@@ -246,6 +246,8 @@ def newest_checkpoint(
 def load(source: str | Path) -> Model:
     """Returns a trained network, ready for inference.
 
+    `load_model_and_record` gives its record, too, where `class_names` says what its classes are.
+
     Args:
         source: The name of weights shipped with the package, the directory of a run, or a
             .safetensors file. A run that is not finished gives its newest network.
