@@ -21,7 +21,7 @@ def recorded_metrics(name: str) -> dict[str, dict[str, int]]:
     return metrics
 
 
-@pytest.mark.parametrize("name", ["mnist", "multimnist"])
+@pytest.mark.parametrize("name", ["mnist", "mnist-r1", "multimnist"])
 def test_shipped_weights_make_the_errors_of_their_record(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
