@@ -49,6 +49,11 @@ def test_the_page_has_every_experiment_with_the_paper_s_numbers(results: Path) -
             assert f"| {row.label} |" in page
     assert "| MNIST: CapsNet, 3 iterations, reconstruction | 0.25 ± 0.005 % | 0.31 % | 1 |" in page
     assert "| SVHN | 4.3 % | not run yet |" in page
+    assert "](../results/table1.png)" in page  # which lies beside its result
+    (docs / "images").mkdir()
+    (results / "table1.png").rename(docs / "images" / "table1.png")
+    write_report(results, docs, None)
+    assert "](images/table1.png)" in (docs / "results.md").read_text()
 
 
 def test_the_page_says_what_is_short_of_the_paper(results: Path) -> None:

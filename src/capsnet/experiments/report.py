@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def _results_page(
         "committed. How to repeat one: [reproduce.md](reproduce.md)."
     )
     for name, record in found.items():
-        yield from _section(EXPERIMENTS[name], record, docs)
+        yield from _section(EXPERIMENTS[name], record, results, docs)
     yield from _shortfalls(_headlines(found))
     speed = sorted(results.glob("bench*.json"))
     if speed:
@@ -161,7 +162,7 @@ def _results_page(
 
 
 def _section(
-    experiment: Experiment, record: Mapping[str, object] | None, docs: Path
+    experiment: Experiment, record: Mapping[str, object] | None, results: Path, docs: Path
 ) -> Iterator[str]:
     yield from ("", f"## {experiment.title}", "", f"`capsnet reproduce {experiment.name}`", "")
     if record is None:
@@ -177,9 +178,12 @@ def _section(
     pictures = record["pictures"]
     assert isinstance(pictures, list)
     for picture in pictures:
-        if not (docs / "images" / str(picture)).exists():
-            continue  # drawn elsewhere, by --out
-        yield from ("", f"![{experiment.title}](images/{picture})")
+        places = (
+            results / str(picture),
+            docs / "images" / str(picture),
+        )  # --out keeps both together
+        for place in [each for each in places if each.exists()][:1]:
+            yield from ("", f"![{experiment.title}]({Path(relpath(place, docs)).as_posix()})")
 
 
 def _headlines(found: Mapping[str, dict[str, object] | None]) -> list[Mapping[str, object]]:
