@@ -178,10 +178,8 @@ def _section(
     pictures = record["pictures"]
     assert isinstance(pictures, list)
     for picture in pictures:
-        places = (
-            results / str(picture),
-            docs / "images" / str(picture),
-        )  # --out keeps both together
+        # `reproduce --out` puts result and pictures into one folder.
+        places = [folder / str(picture) for folder in (results, docs / "images")]
         for place in [each for each in places if each.exists()][:1]:
             yield from ("", f"![{experiment.title}]({Path(relpath(place, docs)).as_posix()})")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,7 @@ def classify(
 def _open(image: object) -> Image.Image:
     if isinstance(image, Image.Image):
         return image
-    if not isinstance(image, str | Path):
+    if not isinstance(image, str | PathLike):
         kind = type(image).__name__
         raise ValueError(f"images must be files or Pillow's (Image.fromarray), got {kind}")
     try:
