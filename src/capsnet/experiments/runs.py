@@ -146,14 +146,8 @@ def gather(
 
     Of several finished runs of a preset, shipped weights among them, those with most images seen
     are taken, all trials with the same settings. No test error is ever looked at for it.
-
-    Args:
-        needs: what the experiment needs.
-        options: where to look and what to do.
-        say: takes sentences about the progress.
-        reporter: where training tells of its progress.
-        recorded: networks by role that the result so far names. Where nothing is trained and a
-            record is enough, they count although their files may be on another machine.
+    `recorded` are those that the result so far names: where nothing is trained and a record is
+    enough, they count, too, although their files may be on another machine.
     """
     if options.weights:
         return _assign(needs, options)
