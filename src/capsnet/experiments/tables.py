@@ -126,14 +126,13 @@ def affine_robustness(found: Found, options: Options) -> Outcome:
         notes.append(
             f"It is measured on {count:,} of its {size:,} images, spread evenly over them."
         )
-    comparisons = (
-        ("the expanded MNIST test set", "+0.01", ", and the comparison presupposes about 0"),
-        ("affNIST", "+13", ""),
-    )
-    for place, (name, paper, remark) in enumerate(comparisons):
-        capsnet, cnn = (row.mean for row in rows[2 * place : 2 * place + 2])
-        if capsnet is not None and cnn is not None:
-            gap = f"{100 * (capsnet - cnn):+.2f} points"
+    presupposed = ", and the comparison presupposes about 0"
+    sets = (("the expanded MNIST test set", presupposed), ("affNIST", ""))
+    for place, (name, remark) in enumerate(sets):
+        capsnet, cnn = rows[2 * place : 2 * place + 2]
+        if capsnet.mean is not None and cnn.mean is not None:
+            gap = f"{100 * (capsnet.mean - cnn.mean):+.2f} points"
+            paper = f"{100 * ((capsnet.paper or 0) - (cnn.paper or 0)):+.3g}"
             notes.append(f"On {name} CapsNet is {gap} from the CNN (paper: {paper}{remark}).")
     return Outcome(
         rows=tuple(rows),
