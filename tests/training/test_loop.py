@@ -148,6 +148,16 @@ def test_dropout_of_a_resumed_baseline_is_that_of_an_unbroken_one(tmp_path: Path
     assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "broken")
 
 
+def test_muon_goes_on_with_its_momentum_and_is_another_optimiser_than_adam(tmp_path: Path) -> None:
+    config = tiny_config(optimiser="muon")
+    train(config, tmp_path / "whole", reporter=Reporter())
+    train(tiny_config(), tmp_path / "adam", reporter=Reporter())
+    train_some_steps(config, tmp_path / "broken", 13)
+    train(config, tmp_path / "broken", resume=True, reporter=Reporter())
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "broken")
+    assert weights_of(tmp_path / "whole") != weights_of(tmp_path / "adam")
+
+
 def test_log_of_a_resumed_run_has_no_gap_and_no_repetition(tmp_path: Path) -> None:
     config = tiny_config(log_every=3)
     train(config, tmp_path / "whole", reporter=Reporter())

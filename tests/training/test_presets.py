@@ -45,6 +45,12 @@ def test_paper_schedule_brings_the_authors_number_of_steps_and_rate() -> None:
     assert configure("mnist", {"schedule": "paper", "epochs": 2}).epochs == 2
 
 
+def test_paper_schedule_brings_adam() -> None:
+    assert configure("multimnist").optimiser == "muon"
+    assert configure("multimnist", {"schedule": "paper"}).optimiser == "adam"
+    assert configure("multimnist", {"schedule": "paper", "optimiser": "muon"}).optimiser == "muon"
+
+
 def test_multimnist_decays_ten_times_slower() -> None:
     slow, fast = configure("multimnist").decay_steps, configure("mnist").decay_steps
     assert slow == 10 * fast

@@ -36,6 +36,8 @@ from capsnet.training.records import (
     write_json,
 )
 
+#: What an optimiser knows of a weight: Adam's count and moments, or Muon's momentum.
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum")
 #: A newer and an older checkpoint: should the newer turn out damaged, little is lost.
 NUM_KEPT = 2
 
@@ -91,12 +93,11 @@ class TrainState:
             setattr(self, name, counts.get(name, value))  # older checkpoints name no commits
         copy_tensors(self.model, _strip(tensors, "model/"))
         for name, parameter in self.model.named_parameters():
-            if f"step/{name}" not in tensors:
-                continue  # Adam has no moments of a parameter that never had a gradient.
             moments = self.optimiser.state[parameter]
-            moments["step"] = tensors[f"step/{name}"].to(parameter.device)
-            for key in ("exp_avg", "exp_avg_sq"):
-                moments[key] = torch.empty_like(parameter).copy_(tensors[f"{key}/{name}"])
+            for key in _MOMENTS:  # none of a parameter that never had a gradient
+                if (value := tensors.get(f"{key}/{name}")) is not None:
+                    room = torch.empty_like(parameter) if value.ndim else torch.empty_like(value)
+                    moments[key] = room.to(parameter.device).copy_(value)
         for name, value in (self.average or {}).items():
             value.copy_(tensors[f"average/{name}"])
 

@@ -65,8 +65,11 @@ class TrainConfig:
     batch_size: int = 128
     """Images in one update, over all processes together (the paper names 128 for CIFAR-10 only)."""
 
+    optimiser: Literal["adam", "muon"] = "adam"
+    """adam, as the paper; muon makes orthogonal steps for convolutions and capsule layers."""
+
     learning_rate: float = 1e-3
-    """Highest learning rate of Adam (TensorFlow's default, §4)."""
+    """Highest learning rate (Adam's of TensorFlow by default, §4)."""
 
     schedule: Literal["cosine", "paper"] = "cosine"
     """cosine: linear warm-up, then to zero over the run; paper: ×0.96 every decay_steps."""

@@ -19,7 +19,7 @@ from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
 from capsnet.training.config import TrainConfig, fit_to_images, to_dict, total_steps
 from capsnet.training.evaluation import Evaluation, check_fit, check_origin, evaluate
 from capsnet.training.objective import compute_losses, find_not_finite, learning_rate
-from capsnet.training.optimiser import FusedAdam
+from capsnet.training.optimiser import FusedAdam, Muon
 from capsnet.training.processes import (
     Processes,
     StopRequest,
@@ -110,9 +110,8 @@ class Training:
         self.num_steps = total_steps(config, self.steps_per_epoch)
         torch.manual_seed(config.seed)
         model = model_from_config(config.model).to(self.device)
-        optimiser = FusedAdam(
-            model.parameters(), lr=config.learning_rate, betas=(0.9, 0.999), eps=1e-8
-        )
+        # Adam with TensorFlow's defaults (§4), alone or beside Muon.
+        optimiser = Muon(model) if config.optimiser == "muon" else FusedAdam(model.parameters())
         average = None
         if config.average_decay:
             average = {name: value.clone() for name, value in model.state_dict().items()}

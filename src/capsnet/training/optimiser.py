@@ -1,9 +1,20 @@
-"""Adam as PyTorch has it, in its fused form, for weights of any memory layout."""
+"""Adam in its fused form for weights of any memory layout, and Muon for those that are matrices."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsnet.layers import DenseCapsules
+
+#: Steps of Muon are so many times as long, root mean square, as their learning rate.
+MUON_STEP = 0.8
+#: Share of Muon's momentum that stays in a step.
+_MUON_MOMENTUM = 0.95
+#: Squared singular values below this share of the largest are rounding of float32.
+_NEGLIGIBLE = 1e-7
 
 
 class FusedAdam(torch.optim.Adam):
@@ -25,7 +36,7 @@ class FusedAdam(torch.optim.Adam):
 
     def __init__(
         self,
-        params: Iterable[Tensor],
+        params: Iterable[Tensor] | Iterable[dict[str, object]],
         lr: float = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -61,3 +72,105 @@ def _laid_out_as(weight: Tensor, values: Tensor) -> Tensor:
     if values.stride() == weight.stride():
         return values
     return torch.empty_like(weight, requires_grad=False).copy_(values)
+
+
+class Muon(FusedAdam):
+    """Adam, except that convolutions and capsule layers go equally far in every direction.
+
+    What leads from the inputs of such a layer to its outputs, or to those of one capsule, is a
+    matrix. A few directions dominate its gradient, and Adam follows them. Here the momentum of the
+    gradient is made orthogonal before the step, so that weak directions are learnt as fast as
+    strong ones (K. Jordan et al., Muon, 2024). The step has about the length of one of Adam's, so
+    one learning rate serves biases and decoder, which Adam keeps, as well.
+
+    Differs from the paper: §4 names Adam; docs/log.md has what this brings.
+
+    >>> layer = nn.Conv2d(3, 2, kernel_size=1, bias=False)
+    >>> optimiser = Muon(layer, lr=0.1)
+    >>> layer.weight.grad = torch.randn(2, 3, 1, 1)
+    >>> before = layer.weight.detach().clone()
+    >>> optimiser.step()
+    >>> step = (layer.weight - before).detach().flatten(1)
+    >>> torch.allclose(step @ step.T, 3 * 0.08**2 * torch.eye(2), atol=1e-6)
+    True
+    """
+
+    def __init__(self, model: nn.Module, lr: float = 1e-3) -> None:
+        forms = {
+            module.weight: _CAPSULES if isinstance(module, DenseCapsules) else _CONVOLUTION
+            for module in model.modules()
+            if isinstance(module, DenseCapsules | nn.Conv2d)
+        }
+        groups: list[dict[str, object]] = [
+            {"params": [weight], "matrices": forms.get(weight)} for weight in model.parameters()
+        ]
+        super().__init__(groups, lr=lr)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Makes one update."""
+        for group in self.param_groups:
+            form = group["matrices"]
+            for weight in group["params"]:
+                if form is None or weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                momentum = state["momentum"].mul_(_MUON_MOMENTUM).add_(weight.grad)
+                ahead = weight.grad.add(momentum, alpha=_MUON_MOMENTUM)  # Nesterov's
+                direction = orthogonalise(form.show(ahead))
+                length = MUON_STEP * max(direction.shape[-2:]) ** 0.5
+                weight.sub_(form.restore(direction, weight), alpha=group["lr"] * length)
+        super().step(closure)
+
+    def _init_group(
+        self, group: dict[str, object], params_with_grad: list[Tensor], *rest: list[Tensor]
+    ) -> bool:
+        if group["matrices"] is not None:
+            return False  # nothing of it is Adam's
+        return super()._init_group(group, params_with_grad, *rest)
+
+
+def orthogonalise(
+    matrices: Float[Tensor, "*batch rows columns"],
+) -> Float[Tensor, "*batch rows columns"]:
+    """Returns the nearest matrices whose singular values are all 1; zero stays zero.
+
+    Of M = U Σ Vᵀ it is U Vᵀ = (M Mᵀ)^(−½) M, and of the two squares of M the smaller is taken.
+    Directions that only rounding has put there are left shorter.
+
+    >>> orthogonalise(torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, -2.0]]))
+    tensor([[ 1.,  0.,  0.],
+            [ 0.,  0., -1.]])
+    """
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return orthogonalise(matrices.mT).mT
+    values, vectors = torch.linalg.eigh((matrices @ matrices.mT).double())
+    largest = values[..., -1:].clamp_min(torch.finfo(torch.float32).tiny)
+    roots = torch.maximum(values, _NEGLIGIBLE * largest).rsqrt()
+    inverse_root: Tensor = (vectors * roots[..., None, :]) @ vectors.mT
+    return inverse_root.to(matrices.dtype) @ matrices
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """How a weight is seen as matrices: its dimensions in another order, some of them joined."""
+
+    order: tuple[int, ...]
+    first: int
+    last: int
+
+    def show(self, weight: Tensor) -> Tensor:
+        return weight.permute(self.order).flatten(self.first, self.last)
+
+    def restore(self, matrices: Tensor, weight: Tensor) -> Tensor:
+        sizes = [weight.shape[dim] for dim in self.order[self.first : self.last + 1]]
+        inverse = sorted(range(weight.ndim), key=self.order.__getitem__)
+        apart: Tensor = matrices.unflatten(self.first, sizes)
+        return apart.permute(inverse)
+
+
+# In the order of memory, so that nothing large is copied.
+_CONVOLUTION = _Matrices((2, 3, 1, 0), 0, 2)  # (kH · kW · C, out)
+_CAPSULES = _Matrices((1, 3, 2, 0), 2, 3)  # (J, E, D · I)
