@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from capsnet import CapsNet, CapsNetConfig
 from capsnet.cli import main
-from capsnet.models.weights import save_weights
+from capsnet.models.weights import load_weights, save_weights
 
 COLOUR = CapsNetConfig(
     image_channels=3, image_height=24, image_width=24, conv_channels=2, primary_types=2
@@ -39,6 +40,18 @@ def test_a_run_becomes_a_file_of_its_name(
     assert program(torch.rand(1, 3, 24, 24))[0].shape == (1, 10)
 
 
+def test_weights_in_half_precision_keep_their_record(tmp_path: Path) -> None:
+    model = CapsNet(COLOUR)
+    save_weights(tmp_path / "whole.safetensors", model, {"seed": 7})
+    half = tmp_path / "half.safetensors"
+    assert run(tmp_path / "whole.safetensors", "--format", "safetensors", "--out", half) == 0
+    loaded, record = load_weights(half)
+    assert record["seed"] == 7
+    assert half.stat().st_size < 0.6 * (tmp_path / "whole.safetensors").stat().st_size
+    for name, value in loaded.state_dict().items():
+        assert_close(value, model.state_dict()[name].half().float(), rtol=0, atol=0)
+
+
 def test_each_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_weights(tmp_path / "a.safetensors", CapsNet(COLOUR), {})
     mistakes = [
@@ -46,6 +59,10 @@ def test_each_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
         ((tmp_path,), "is no run"),
         ((tmp_path / "a.safetensors", "--out", tmp_path / "no" / "a.onnx"), "must be a folder"),
         ((tmp_path / "a.safetensors", "--format", "tflite"), "tflite"),
+        (
+            (tmp_path / "a.safetensors", "--format", "safetensors", "--out", tmp_path / "a.bin"),
+            "a file of safetensors must end in .safetensors, got a.bin",
+        ),
     ]
     for arguments, sentence in mistakes:
         assert run(*arguments) == 2

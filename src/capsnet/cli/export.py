@@ -1,6 +1,7 @@
-"""`capsnet export`: a trained model as ONNX or torch.export."""
+"""`capsnet export`: a trained model as ONNX or torch.export, or its weights in half precision."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -10,14 +11,20 @@ from torch import Tensor
 from capsnet.cli import Flag
 from capsnet.data import DataConfig, load_split
 from capsnet.models.export import SUFFIXES, Format, export_model
+from capsnet.models.weights import save_weights
 from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.pictures import prepare_image, to_bytes
 
 NUM_CHECKED = 20
+HALF = ".safetensors"
 
 
 def export(
-    run: str, *, format: Format = "onnx", out: Path | None = None, overwrite: Flag = False
+    run: str,
+    *,
+    format: Format | Literal["safetensors"] = "onnx",
+    out: Path | None = None,
+    overwrite: Flag = False,
 ) -> int:
     """Write a trained model as a file that runs without capsnet, checked against PyTorch.
 
@@ -26,16 +33,24 @@ def export(
 
     Args:
         run: Run directory, weights file or shipped name.
-        format: onnx (extra: export) or torch-export.
-        out: The file; default: the weights' name with .onnx or .pt2.
+        format: onnx (extra: export) or torch-export; safetensors: the weights in half precision
+            with their record, for capsnet alone, as the shipped ones are.
+        out: The file; default: the weights' name with .onnx, .pt2 or .safetensors.
         overwrite: Replace a file that is there.
     """
     [network] = load_networks([run])
-    path = out or Path(f"{network.name}{SUFFIXES[format]}")
+    suffix = HALF if format == "safetensors" else SUFFIXES[format]
+    path = out or Path(f"{network.name}{suffix}")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} must be a folder that exists")
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists; --overwrite replaces it")
+    if format == "safetensors":
+        if path.suffix != HALF:
+            raise ValueError(f"a file of {format} must end in {HALF}, got {path.name}")
+        save_weights(path, network.model, network.record, half=True)
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; capsnet evaluate {path} tests it")
+        return 0
     images = _real_images(network)
     differences = export_model(
         network.model, path, format=format, images=images, class_names=network.class_names
