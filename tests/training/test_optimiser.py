@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from capsnet.layers import Convolution, DenseCapsules
+from capsnet.layers import ConvCapsules, Convolution, DenseCapsules
 from capsnet.training.optimiser import MUON_STEP, FusedAdam, Muon, orthogonalise
 
 
@@ -99,6 +99,7 @@ class OneOfEach(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = Convolution(40, 4, kernel_size=3)  # large enough to be stored taps first
+        self.parts = ConvCapsules(3, 2, out_types=4, out_dim=5, kernel_size=2)
         self.classes = DenseCapsules(6, 2, out_capsules=3, out_dim=5, bias=True)
         self.decode = nn.Linear(5, 7)
         for parameter in self.parameters():
@@ -139,22 +140,31 @@ def test_muon_steps_orthogonally_for_a_convolution() -> None:
     assert_close(moved, length * expected_direction(given["conv.weight"], matrix))
 
 
-def test_muon_steps_orthogonally_for_each_parent_of_a_capsule_layer() -> None:
+@pytest.mark.parametrize(
+    ("layer", "parents"),
+    [("classes", 3), ("parts", 4)],
+)
+def test_muon_steps_orthogonally_for_each_parent_of_a_capsule_layer(
+    layer: str, parents: int
+) -> None:
     once, _, _ = step_of_muon(1)
     twice, given, _ = step_of_muon(2)
-    for parent in range(3):
+    name = f"{layer}.weight"
+    before, after = (dict(each.named_parameters())[name].detach() for each in (once, twice))
+    for parent in range(parents):
 
         def matrix(weight: Tensor, parent: int = parent) -> Tensor:
-            return weight[:, parent].flatten(0, 1).T  # (E, I · D)
+            own = weight[..., parent, :, :]  # ({I} or {M, T}, D, E)
+            return own.flatten(0, -2).T  # (E, inputs)
 
-        moved = matrix(once.classes.weight.detach() - twice.classes.weight.detach())
-        length = 0.1 * MUON_STEP * 12**0.5
-        assert_close(moved, length * expected_direction(given["classes.weight"], matrix))
+        length = 0.1 * MUON_STEP * matrix(before).shape[1] ** 0.5
+        assert_close(matrix(before - after), length * expected_direction(given[name], matrix))
 
 
 def test_muon_leaves_biases_and_linear_layers_to_adam() -> None:
     model, given, before = step_of_muon(2)
-    names = [name for name in before if name not in ("conv.weight", "classes.weight")]
+    orthogonal = {"conv.weight", "parts.weight", "classes.weight"}
+    names = [name for name in before if name not in orthogonal]
     assert set(names) == {"conv.bias", "classes.bias", "decode.weight", "decode.bias"}
     for name in names:
         weight = nn.Parameter(before[name])

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsnet.layers import DenseCapsules
+from capsnet.layers import ConvCapsules, DenseCapsules
 
 #: Steps of Muon are so many times as long, root mean square, as their learning rate.
 MUON_STEP = 0.8
@@ -97,9 +97,10 @@ class Muon(FusedAdam):
 
     def __init__(self, model: nn.Module, lr: float = 1e-3) -> None:
         forms = {
-            module.weight: _CAPSULES if isinstance(module, DenseCapsules) else _CONVOLUTION
+            module.weight: form
             for module in model.modules()
-            if isinstance(module, DenseCapsules | nn.Conv2d)
+            for kind, form in _FORMS.items()
+            if isinstance(module, kind)
         }
         groups: list[dict[str, object]] = [
             {"params": [weight], "matrices": forms.get(weight)} for weight in model.parameters()
@@ -171,6 +172,9 @@ class _Matrices:
         return apart.permute(inverse)
 
 
-# In the order of memory, so that nothing large is copied.
-_CONVOLUTION = _Matrices((2, 3, 1, 0), 0, 2)  # (kH · kW · C, out)
-_CAPSULES = _Matrices((1, 3, 2, 0), 2, 3)  # (J, E, D · I)
+#: The matrices of each kind of layer, in the order of memory, so that nothing large is copied.
+_FORMS: dict[type[nn.Module], _Matrices] = {
+    nn.Conv2d: _Matrices((2, 3, 1, 0), 0, 2),  # (kH · kW · C, out)
+    DenseCapsules: _Matrices((1, 3, 2, 0), 2, 3),  # (J, E, D · I)
+    ConvCapsules: _Matrices((2, 4, 0, 1, 3), 2, 4),  # (U, E, M · T · D)
+}
