@@ -228,6 +228,7 @@ def cifar10() -> TrainConfig:
         data=DataConfig("cifar10"),
         model=_capsnet("capsnet_cifar10"),
         epochs=20,
+        learning_rate=SHORT_RATE,
     )
 
 
