@@ -147,11 +147,12 @@ def orthogonalise(
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalise(matrices.mT).mT
-    values, vectors = torch.linalg.eigh((matrices @ matrices.mT).double())
+    square = (matrices @ matrices.mT).to("cpu", torch.float64)  # not every device has float64
+    values, vectors = torch.linalg.eigh(square)
     largest = values[..., -1:].clamp_min(torch.finfo(torch.float32).tiny)
     roots = torch.maximum(values, _NEGLIGIBLE * largest).rsqrt()
     inverse_root: Tensor = (vectors * roots[..., None, :]) @ vectors.mT
-    return inverse_root.to(matrices.dtype) @ matrices
+    return inverse_root.to(matrices) @ matrices
 
 
 @dataclass(frozen=True)
