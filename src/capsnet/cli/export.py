@@ -16,7 +16,7 @@ from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.pictures import prepare_image, to_bytes
 
 NUM_CHECKED = 20
-HALF = ".safetensors"
+HALF_SUFFIX = ".safetensors"
 
 
 def export(
@@ -39,15 +39,15 @@ def export(
         overwrite: Replace a file that is there.
     """
     [network] = load_networks([run])
-    suffix = HALF if format == "safetensors" else SUFFIXES[format]
+    suffix = HALF_SUFFIX if format == "safetensors" else SUFFIXES[format]
     path = out or Path(f"{network.name}{suffix}")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} must be a folder that exists")
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists; --overwrite replaces it")
     if format == "safetensors":
-        if path.suffix != HALF:
-            raise ValueError(f"a file of {format} must end in {HALF}, got {path.name}")
+        if path.suffix != suffix:
+            raise ValueError(f"a file of {format} must end in {suffix}, got {path.name}")
         save_weights(path, network.model, network.record, half=True)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; capsnet evaluate {path} tests it")
         return 0

@@ -110,7 +110,6 @@ class Training:
         self.num_steps = total_steps(config, self.steps_per_epoch)
         torch.manual_seed(config.seed)
         model = model_from_config(config.model).to(self.device)
-        # Adam with TensorFlow's defaults (§4), alone or beside Muon.
         optimiser = Muon(model) if config.optimiser == "muon" else FusedAdam(model.parameters())
         average = None
         if config.average_decay:

@@ -38,11 +38,9 @@ class FusedAdam(torch.optim.Adam):
         self,
         params: Iterable[Tensor] | Iterable[dict[str, object]],
         lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, fused=True)
+        # TensorFlow's defaults (§4).
+        super().__init__(params, lr=lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
 
     def _init_group(
         self,
@@ -78,10 +76,10 @@ class Muon(FusedAdam):
     """Adam, except that convolutions and capsule layers go equally far in every direction.
 
     What leads from the inputs of such a layer to its outputs, or to those of one capsule, is a
-    matrix. A few directions dominate its gradient, and Adam follows them. Here the momentum of the
-    gradient is made orthogonal before the step, so that weak directions are learnt as fast as
-    strong ones (K. Jordan et al., Muon, 2024). The step has about the length of one of Adam's, so
-    one learning rate serves biases and decoder, which Adam keeps, as well.
+    matrix. Often few directions dominate its gradient. Here the momentum of the gradient is made
+    orthogonal before the step, so that weak directions go as far as strong ones (K. Jordan et al.,
+    Muon, 2024). The step has about the length of one of Adam's (J. Liu et al., 2025), so one
+    learning rate serves biases and decoder, which Adam keeps, as well.
 
     Differs from the paper: §4 names Adam; docs/log.md has what this brings.
 
@@ -173,7 +171,8 @@ class _Matrices:
         return apart.permute(inverse)
 
 
-#: The matrices of each kind of layer, in the order of memory, so that nothing large is copied.
+#: The matrices of each kind of layer. The large weights of the paper's networks lie in memory in
+#: this order, so that to see them so copies nothing.
 _FORMS: dict[type[nn.Module], _Matrices] = {
     nn.Conv2d: _Matrices((2, 3, 1, 0), 0, 2),  # (kH · kW · C, out)
     DenseCapsules: _Matrices((1, 3, 2, 0), 2, 3),  # (J, E, D · I)
