@@ -25,6 +25,7 @@ def write_run(
     with_weights: bool = False,
     changes: dict[str, object] | None = None,
     others: dict[str, float] | None = None,
+    earlier: dict[str, object] | None = None,
 ) -> Path:
     """A run that made `steps` updates and came to this test error, and to others on other sets."""
     config = configure(preset, {"steps": steps, "seed": seed, **(changes or {})})
@@ -54,6 +55,7 @@ def write_run(
         "metrics": metrics,
         **describe_environment(),
         "files": {"weights.safetensors": f"{folder.name} {error}"},
+        **({} if earlier is None else {"earlier": earlier}),
     }
     write_json(folder / "result.json", record)
     return folder

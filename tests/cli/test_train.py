@@ -46,6 +46,18 @@ def test_train_then_evaluate_gives_the_same_error(capsys: pytest.CaptureFixture[
     assert evaluation["num_examples"] == 30
 
 
+def test_a_finished_run_is_continued_or_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("train", "mnist", *TINY) == 0
+    on = ["--out", "on", "--continue-from", "runs/mnist-seed0", *SMALL]
+    capsys.readouterr()
+    assert run("train", "mnist", *on, "--epochs", "2", "--dry-run") == 2
+    assert "runs/mnist-seed0 has 8 steps behind it" in capsys.readouterr().err
+    assert run("train", "mnist", *on, "--epochs", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 12
+
+
 def test_held_out_digits_are_evaluated_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "mnist", *TINY, "--held-out", "40", "--json") == 0
     metric = json.loads(capsys.readouterr().out)["metrics"]["mnist"]

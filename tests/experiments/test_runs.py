@@ -338,6 +338,45 @@ def test_claims_compare_runs_that_differ_in_their_network_alone(tmp_path: Path) 
     assert rows[1]["mean"] == pytest.approx(0.06 - 0.07)
 
 
+def test_training_in_parts_is_noted_and_divides_no_trials(tmp_path: Path) -> None:
+    earlier: dict[str, object] = {
+        "steps": 700, "config": {"learning_rate": 0.004},
+        "earlier": {"steps": 200, "config": {"learning_rate": 0.01, "optimiser": "muon"}},
+    }  # fmt: skip
+    runs = tmp_path / "runs"
+    write_run(
+        runs / "on", "mnist", error=0.003, changes={"continue_from": "mnist"}, earlier=earlier
+    )
+    write_run(runs / "whole", "mnist", error=0.004, seed=1)
+    done = reproduce("table1", Options(runs=runs, out=tmp_path, train=False))
+    notes, trained = done.record["notes"], done.record["runs"]
+    assert isinstance(notes, list)
+    assert isinstance(trained, list)
+    assert notes[-1] == (
+        f"{runs / 'on'} was trained in 3 parts: 200 steps with muon at 0.01, "
+        "then 500 steps with adam at 0.004, then 300 steps with adam at 0.004."
+    )
+    assert [run.get("earlier") for run in trained] == [earlier, None]
+
+
+def test_missing_trials_of_a_run_in_parts_are_trained_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "a", "mnist", error=0.1, changes={"continue_from": "mnist"})
+    trained: list[TrainConfig] = []
+
+    def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
+        trained.append(config)
+        write_run(folder, "mnist", error=0.1, seed=config.seed)
+
+    monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
+    needs = [Need("mnist", "mnist"), Need("r1", "mnist-r1", like="mnist")]
+    gather(needs, Options(runs=tmp_path, trials=2), lambda text: None, None)
+    assert [(each.preset, each.seed, each.continue_from) for each in trained] == [
+        ("mnist", 1, None), ("mnist-r1", 0, None), ("mnist-r1", 1, None)
+    ]  # fmt: skip
+
+
 def test_a_length_in_epochs_leaves_runs_given_in_steps_alone(tmp_path: Path) -> None:
     write_run(tmp_path / "pairs", "multimnist", error=0.06)
     need = Need("pairs", "multimnist")

@@ -202,7 +202,7 @@ def reproduce(
         "title": experiment.title,
         "quick": options.quick,
         "rows": [row.to_dict() for row in outcome.rows],
-        "notes": [*outcome.notes, *_differences(experiment, found, options)],
+        "notes": [*outcome.notes, *_differences(experiment, found, options), *_parts(found)],
         "data": list(outcome.data),
         "runs": [run.to_dict(role) for role, run in trained],
         "training_seconds": sum(run.seconds or 0 for _, run in trained),
@@ -251,6 +251,11 @@ def _differences(experiment: Experiment, found: Found, options: Options) -> list
         return []
     pairs = [(run, need) for need in experiment.needs for run in found[need.role]]
     return [note for run, need in pairs if (note := describe_difference(run, need))]
+
+
+def _parts(found: Found) -> list[str]:
+    """Notes on networks that were trained in several parts."""
+    return [note for runs in found.values() for run in runs if (note := run.describe_parts())]
 
 
 def _inputs(found: Found, options: Options) -> dict[str, object]:

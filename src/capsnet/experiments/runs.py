@@ -21,8 +21,8 @@ _Differences = tuple[tuple[str, str], ...]
 
 #: Settings of the network that leave the paper's architecture as it is.
 _FREE_MODEL_SETTINGS = frozenset({"bias", "initialisation", "uniform_primary_coupling"})
-#: Settings of a run that leave the trained network as it is.
-_MERE_LOGGING = frozenset({"evaluate_every", "evaluate_on", "log_every"})
+#: Settings that keep no runs apart: mere logging, and training in parts, which a result notes.
+_NOT_COMPARED = frozenset({"evaluate_every", "evaluate_on", "log_every", "continue_from"})
 #: A miniature: few images, few steps, narrow layers. It shows that a command works, no more.
 QUICK_STEPS = 150
 _QUICK = {"batch_size": 32, "warmup_steps": 10, "log_every": 5, "threads": 1}
@@ -264,9 +264,10 @@ def _settings(need: Need, options: Options, found: Found) -> TrainConfig:
 
 
 def _placed(config: TrainConfig, options: Options) -> TrainConfig:
-    """The settings with what depends on the machine as the user says."""
+    """The settings with what depends on the machine as the user says, in one part."""
     return replace(
         config,
+        continue_from=None,
         threads=options.threads or config.threads,
         device=options.device,
         data=replace(config.data, data_dir=options.data_dir),
@@ -324,14 +325,14 @@ def _choose(
 def _differences(config: TrainConfig, wanted: TrainConfig) -> dict[str, str]:
     """Settings of a run, besides its seed, that are not the wanted ones and decide the outcome."""
     differing = differing_fields(replace(config, seed=wanted.seed), wanted)
-    return {name: repr(ours) for name, (ours, _) in differing.items() if name not in _MERE_LOGGING}
+    return {name: repr(ours) for name, (ours, _) in differing.items() if name not in _NOT_COMPARED}
 
 
 def are_comparable(ours: Trained, theirs: Trained) -> bool:
     """Whether two runs differ in nothing but their network."""
     if ours.config is None or theirs.config is None:
         return False
-    differing = set(differing_fields(ours.config, theirs.config)) - _MERE_LOGGING
+    differing = set(differing_fields(ours.config, theirs.config)) - _NOT_COMPARED
     return all(name.startswith("model.") for name in differing - {"preset", "num_evaluated"})
 
 

@@ -94,6 +94,23 @@ class Trained:
         length = show_length(self.steps, self.epochs)
         return ", ".join(filter(None, (Path(self.source).name, length)))
 
+    def describe_parts(self) -> str | None:
+        """One sentence on the parts of a training that continued another; None of any other."""
+        records = [self.record]
+        while isinstance(earlier := records[0].get("earlier"), dict):
+            records.insert(0, earlier)
+        if len(records) == 1:
+            return None
+        parts, before = [], 0
+        for record in records:
+            steps, config = record["steps"], record["config"]
+            assert isinstance(steps, int)
+            assert isinstance(config, dict)
+            rate, optimiser = config["learning_rate"], config.get("optimiser", "adam")
+            parts.append(f"{steps - before:,} steps with {optimiser} at {rate:g}")
+            before = steps
+        return f"{self.source} was trained in {len(parts)} parts: {', then '.join(parts)}."
+
     def to_dict(self, role: str) -> dict[str, object]:
         """What a result keeps about the network it was obtained with."""
         names = (
@@ -106,6 +123,7 @@ class Trained:
             "sha256": self.digest,
             **{name: self.record.get(name) for name in names},
             "metrics": {name: _shorten(metric) for name, metric in self.metrics.items()},
+            **({"earlier": self.record["earlier"]} if "earlier" in self.record else {}),
             **self._curves(),
         }
 

@@ -1,9 +1,10 @@
-"""Checkpoints of a run, and the model that a run has come to."""
+"""What a run goes on from, its checkpoint or another run, and the model that it has come to."""
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from capsnet.training.records import (
     RESULT,
     RunLog,
     damaged_files,
+    file_digest,
     list_checkpoints,
     read_json,
     remove_checkpoints,
@@ -38,8 +40,24 @@ from capsnet.training.records import (
 
 #: What an optimiser knows of a weight: Adam's count and moments, or Muon's momentum.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum")
+#: What a run that is continued and the one that continues it have in common.
+_SHARED = {"seed", "batch_size", "data", "model"}
+#: What a record keeps of the training that it continues, as far as that is known.
+_KEPT = (
+    "steps", "epochs", "seconds", "commit", "commits", "versions", "hardware", "config", "metrics",
+    "earlier",
+)  # fmt: skip
 #: A newer and an older checkpoint: should the newer turn out damaged, little is lost.
 NUM_KEPT = 2
+
+
+class Earlier(NamedTuple):
+    """Training that a run continues."""
+
+    model: Model
+    """What it came to."""
+    record: dict[str, object]
+    """What its record says, with the source and its SHA-256."""
 
 
 @dataclass
@@ -66,6 +84,27 @@ class TrainState:
     commits: list[str] = field(default_factory=list)
     """Commits of this package that made the updates, in their order."""
 
+    earlier: dict[str, object] | None = None
+    """Record of the training that the run continues, if it does."""
+
+    @property
+    def first_step(self) -> int:
+        """Updates that were made before the run."""
+        return 0 if self.earlier is None else cast(int, self.earlier["steps"])
+
+    @torch.no_grad()
+    def follow(self, earlier: Earlier) -> None:
+        """Takes over weights and counts of the training that the run continues."""
+        weights = earlier.model.state_dict()
+        copy_tensors(self.model, weights)
+        for name, value in (self.average or {}).items():
+            value.copy_(weights[name])
+        self.earlier = earlier.record
+        self.step = self.first_step
+        self.seconds = self.window_began = float(str(earlier.record.get("seconds", 0.0)))
+        commits = earlier.record.get("commits") or [earlier.record.get("commit")]
+        self.commits = [commit for commit in cast(list[str | None], commits) if commit is not None]
+
     def counts(self) -> dict[str, object]:
         """All but the tensors, for a checkpoint's record."""
         return {
@@ -74,6 +113,7 @@ class TrainState:
             "window": self.window,
             "window_began": self.window_began,
             "commits": self.commits,
+            "earlier": self.earlier,
         }
 
     def tensors(self) -> dict[str, Tensor]:
@@ -90,7 +130,7 @@ class TrainState:
     def restore(self, tensors: Mapping[str, Tensor], counts: Mapping[str, object]) -> None:
         """Copies stored tensors into the live ones, which keep their identity and layout."""
         for name, value in self.counts().items():
-            setattr(self, name, counts.get(name, value))  # older checkpoints name no commits
+            setattr(self, name, counts.get(name, value))  # older checkpoints lack some
         copy_tensors(self.model, _strip(tensors, "model/"))
         for name, parameter in self.model.named_parameters():
             moments = self.optimiser.state[parameter]
@@ -100,6 +140,25 @@ class TrainState:
                     moments[key] = room.to(parameter.device).copy_(value)
         for name, value in (self.average or {}).items():
             value.copy_(tensors[f"average/{name}"])
+
+    def close_window(
+        self, rate: float, *, steps_per_epoch: int, batch_size: int
+    ) -> dict[str, object]:
+        """A line of the log about the steps since the last one."""
+        count, total, classification, reconstruction, num_errors = self.window
+        seconds = max(self.seconds - self.window_began, 1e-9)
+        self.window, self.window_began = [0.0] * 5, self.seconds
+        return {
+            "step": self.step,
+            "epoch": self.step / steps_per_epoch,
+            "learning_rate": rate,
+            "loss": total / count,
+            "classification_loss": classification / count,
+            "reconstruction_loss": reconstruction / count,
+            "error_rate": num_errors / (count * batch_size),
+            "seconds": round(self.seconds, 3),
+            "images_per_second": round(count * batch_size / seconds, 1),
+        }
 
     @torch.no_grad()
     def update_average(self, highest_decay: float) -> None:
@@ -118,6 +177,30 @@ class TrainState:
         model = model_from_config(self.model.config).to(device)
         copy_tensors(model, self.average)
         return model
+
+
+def load_earlier(config: TrainConfig, num_steps: int) -> Earlier:
+    """The training that a run of so many steps continues, once it is known to fit."""
+    source = config.continue_from
+    assert source is not None
+    path = find_weights(source)
+    model, record = load_weights(path)
+    stored, steps = record.get("config"), record.get("steps")
+    if not isinstance(stored, dict) or not isinstance(steps, int):
+        raise ValueError(f"{source} does not say how it was trained, so no run can continue it")
+    for name, (old, new) in differing_fields(from_dict(stored), config).items():
+        if name.partition(".")[0] in _SHARED:
+            raise ValueError(
+                f"{source} was trained with {name} = {old}, got {new}; "
+                "a run continues another with its seed, data, network and batch size"
+            )
+    if steps >= num_steps:
+        raise ValueError(
+            f"{source} has {steps:,} steps behind it, which count; "
+            f"a run that continues it needs more in all, got {num_steps:,}"
+        )
+    kept = {name: record[name] for name in _KEPT if name in record}
+    return Earlier(model, {"source": source, "sha256": file_digest(path), **kept})
 
 
 def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) -> None:
@@ -192,7 +275,7 @@ def restore_run(
         kept = log.start() if is_writer else None
         if stored is not None:
             lines = f"; its log so far is kept as {kept.name}" if kept is not None else ""
-            say(f"there is no checkpoint in {run}, so the run begins at step 0{lines}")
+            say(f"there is no checkpoint in {run}, so the run begins at step {state.step:,}{lines}")
         return None
     tensors, record = found
     _check_same_data(run, record, split)

@@ -80,6 +80,13 @@ class TrainConfig:
     decay_steps: int = 2000
     """Period of the paper's decay; 10× larger for MultiMNIST (§6.2)."""
 
+    continue_from: str | None = None
+    """Finished run, weights file or shipped name to train on from; its steps count as made.
+
+    Seed, data, network and batch size stay its own; the cosine schedule begins anew. The record
+    keeps what was done before under "earlier".
+    """
+
     reconstruction_weight: float = 0.01
     """Weight of the summed squared error beside the margin loss summed over classes.
 

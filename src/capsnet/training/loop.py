@@ -15,7 +15,13 @@ from capsnet.data import Batch, DataConfig, Split, iterate_batches, load_split, 
 from capsnet.data.order import stream_key
 from capsnet.models import model_from_config
 from capsnet.models.weights import WEIGHTS, config_to_dict, save_weights
-from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
+from capsnet.training.checkpoint import (
+    Earlier,
+    TrainState,
+    load_earlier,
+    restore_run,
+    save_checkpoint,
+)
 from capsnet.training.config import TrainConfig, fit_to_images, to_dict, total_steps
 from capsnet.training.evaluation import Evaluation, check_fit, check_origin, evaluate
 from capsnet.training.objective import compute_losses, find_not_finite, learning_rate
@@ -39,6 +45,7 @@ from capsnet.training.records import (
     check_run,
     describe_environment,
     file_digest,
+    has_begun,
     list_checkpoints,
     open_run,
     remove_checkpoints,
@@ -76,7 +83,8 @@ def train(
             if processes.is_first:
                 check_run(run, resume=resume, overwrite=overwrite)
             # Settings that cannot work must not cost the run that is there.
-            training = Training(config, run, processes=processes, reporter=speaker, stop=stop)
+            prepared = prepare(config, processes, resumes=resume and has_begun(run))
+            training = Training(prepared, run, processes=processes, reporter=speaker, stop=stop)
             if processes.is_first:
                 opened.enter_context(open_run(run, resume=resume, overwrite=overwrite))
             return training
@@ -96,7 +104,7 @@ class Training:
 
     def __init__(
         self,
-        config: TrainConfig,
+        prepared: "Prepared",
         folder: Path,
         *,
         processes: Processes,
@@ -104,7 +112,7 @@ class Training:
         stop: StopRequest,
     ) -> None:
         self.folder, self.processes, self.reporter, self.stop = folder, processes, reporter, stop
-        self.config, self.split, self.tests, self.device = prepare(config, processes)
+        self.config, self.split, self.tests, self.device, earlier = prepared
         config = self.config
         self.steps_per_epoch = num_steps(self.split, config.batch_size)
         self.num_steps = total_steps(config, self.steps_per_epoch)
@@ -115,6 +123,8 @@ class Training:
         if config.average_decay:
             average = {name: value.clone() for name, value in model.state_dict().items()}
         self.state = TrainState(model, optimiser, average)
+        if earlier is not None:
+            self.state.follow(earlier)
         self.forward: nn.Module = model
         if config.compile:
             self.forward = cast(nn.Module, torch.compile(model))
@@ -145,7 +155,8 @@ class Training:
                 paused = time.monotonic()
                 self.log_evaluation()
                 started += time.monotonic() - paused
-            rate = learning_rate(self.config, self.state.step, self.num_steps)
+            step, first = self.state.step, self.state.first_step
+            rate = learning_rate(self.config, step, self.num_steps, first_step=first)
             must_stop = self.update(batch, rate)
             self.state.seconds = time.monotonic() - started
             self.log_step(rate)
@@ -227,27 +238,13 @@ class Training:
 
     def log_step(self, rate: float) -> None:
         """Adds a line to the log where one is due."""
-        state = self.state
-        line: dict[str, object] | None = None
-        if state.step % self.config.log_every == 0 or state.step == self.num_steps:
-            count, total, classification, reconstruction, num_errors = state.window
-            num_images = count * self.config.batch_size
-            line = {
-                "step": state.step,
-                "epoch": state.step / self.steps_per_epoch,
-                "learning_rate": rate,
-                "loss": total / count,
-                "classification_loss": classification / count,
-                "reconstruction_loss": reconstruction / count,
-                "error_rate": num_errors / num_images,
-                "seconds": round(state.seconds, 3),
-                "images_per_second": round(
-                    num_images / max(state.seconds - state.window_began, 1e-9), 1
-                ),
-            }
-            state.window, state.window_began = [0.0] * 5, state.seconds
+        config, line = self.config, None
+        if self.state.step % config.log_every == 0 or self.state.step == self.num_steps:
+            line = self.state.close_window(
+                rate, steps_per_epoch=self.steps_per_epoch, batch_size=config.batch_size
+            )
             self.write_line(line)
-        self.reporter.advance(state.step, line)
+        self.reporter.advance(self.state.step, line)
 
     def write_line(self, line: dict[str, object]) -> None:
         """Adds a line to the log and to TensorBoard; only the first process writes."""
@@ -325,6 +322,7 @@ class Training:
             "processes": self.processes.world_size,
             "class_names": list(self.split.class_names),
             "data": {"train": self.split.origin, "num_train": len(self.split)},
+            **({} if self.state.earlier is None else {"earlier": self.state.earlier}),
         }
 
     def finish(self) -> dict[str, object]:
@@ -367,12 +365,15 @@ class Prepared(NamedTuple):
     """The sets to evaluate on."""
     device: torch.device
     """Where to compute."""
+    earlier: Earlier | None
+    """Training that it continues, if it has not begun yet."""
 
 
-def prepare(config: TrainConfig, processes: Processes) -> Prepared:
+def prepare(config: TrainConfig, processes: Processes, *, resumes: bool = False) -> Prepared:
     """Finds all that a run needs.
 
-    A missing file or a set that does not fit is noticed here, not after hours of training.
+    A missing file or a set that does not fit is noticed here, not after hours of training. A run
+    that resumes no longer needs the one that it continues.
     """
     device = find_device(config.device, processes.local_rank)
     if config.tensorboard and processes.is_first:
@@ -393,4 +394,7 @@ def prepare(config: TrainConfig, processes: Processes) -> Prepared:
     for test in tests:
         check_fit(config.model, test)
         check_origin(data.name, split.class_names, test)
-    return Prepared(config, split, tests, device)
+    earlier = None
+    if config.continue_from is not None and not resumes:
+        earlier = load_earlier(config, total_steps(config, num_steps(split, config.batch_size)))
+    return Prepared(config, split, tests, device, earlier)

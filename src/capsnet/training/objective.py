@@ -47,11 +47,12 @@ def find_not_finite(loss: float, gradients: Iterable[Tensor]) -> str | None:
     return None
 
 
-def learning_rate(config: TrainConfig, step: int, num_steps: int) -> float:
+def learning_rate(config: TrainConfig, step: int, num_steps: int, *, first_step: int = 0) -> float:
     """Returns the learning rate of update `step` (from 0) of `num_steps`.
 
     The paper's schedule decays continuously by ×0.96 every `decay_steps`. The cosine schedule
-    rises linearly over the warm-up and falls to zero over the run.
+    rises linearly over the warm-up and falls to zero over the run, which begins at `first_step`
+    where it continues another.
 
     Differs from the paper: the cosine schedule, the default, is for runs hundreds of times
     shorter than the authors' 300,000 steps.
@@ -59,6 +60,7 @@ def learning_rate(config: TrainConfig, step: int, num_steps: int) -> float:
     if config.schedule == "paper":
         decayed = config.learning_rate * PAPER_DECAY ** (step / config.decay_steps)
         return float(max(decayed, min(PAPER_FLOOR, config.learning_rate)))
+    step, num_steps = step - first_step, num_steps - first_step
     warmup = min(config.warmup_steps, num_steps // 10)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup

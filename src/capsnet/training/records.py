@@ -101,6 +101,11 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted((run / CHECKPOINTS).glob("step-*.safetensors"), reverse=True)
 
 
+def has_begun(run: Path) -> bool:
+    """Whether a run has a checkpoint or is finished."""
+    return bool(list_checkpoints(run)) or (run / RESULT).exists()
+
+
 def remove_checkpoints(run: Path) -> None:
     """Removes the checkpoints of a run, as a finished one does not need them."""
     _remove(run / CHECKPOINTS, "step-*.safetensors", f".step-*{SUFFIX}")

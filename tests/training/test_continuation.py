@@ -1,0 +1,158 @@
+"""Runs that continue others: what counts on, what begins anew, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_runs import BreakOff, tiny_config, weights_of
+from torch import nn
+
+from capsnet.data import Batch
+from capsnet.models.weights import load_weights, save_weights
+from capsnet.training import TrainConfig, train
+from capsnet.training.objective import Losses, compute_losses
+from capsnet.training.progress import Reporter
+from capsnet.training.records import file_digest
+
+Labels = list[list[int]]
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """A finished run of 4 epochs of 8 steps."""
+    train(tiny_config(average_decay=0.0), tmp_path / "first", reporter=Reporter())
+    return tmp_path / "first"
+
+
+def longer(run: Path, **changes: object) -> TrainConfig:
+    """Settings of a run that continues another for 2 epochs more."""
+    settings: dict[str, object] = {"epochs": 6, "log_every": 1, "average_decay": 0.0}
+    return tiny_config(**(settings | {"continue_from": str(run)} | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Labels]:
+    """Gives the labels of all batches since the last call."""
+    seen: Labels = []
+
+    def look(forward: nn.Module, batch: Batch, config: TrainConfig) -> Losses:
+        seen.append(batch.labels[:, 0].tolist())
+        return compute_losses(forward, batch, config)
+
+    def take() -> Labels:
+        taken = seen.copy()
+        seen.clear()
+        return taken
+
+    monkeypatch.setattr("capsnet.training.loop.compute_losses", look)
+    return take
+
+
+def read_log(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def test_steps_and_time_count_on_and_the_record_tells_of_the_first_part(first: Path) -> None:
+    before = load_weights(first / "weights.safetensors")[1]
+    result = train(longer(first, optimiser="muon"), first.parent / "on", reporter=Reporter())
+    assert (result["steps"], result["epochs"]) == (48, 6.0)
+    assert float(str(result["seconds"])) > float(str(before["seconds"]))
+    earlier = result["earlier"]
+    assert isinstance(earlier, dict)
+    assert earlier["sha256"] == file_digest(first / "weights.safetensors")
+    assert (earlier["source"], earlier["steps"]) == (str(first), 32)
+    assert earlier["config"]["optimiser"] == "adam"
+    assert load_weights(first.parent / "on" / "weights.safetensors")[1]["earlier"] == earlier
+
+
+def test_first_update_is_made_on_the_weights_that_are_continued(first: Path) -> None:
+    config = longer(first, epochs=None, steps=33, learning_rate=1e-30)
+    train(config, first.parent / "on", reporter=Reporter())
+    assert weights_of(first.parent / "on") == weights_of(first)
+
+
+def test_examples_are_those_that_an_unbroken_run_would_see(
+    first: Path, watch: Callable[[], Labels]
+) -> None:
+    train(longer(first), first.parent / "on", reporter=Reporter())
+    continued = watch()
+    train(replace(longer(first), continue_from=None), first.parent / "whole", reporter=Reporter())
+    assert continued == watch()[32:]
+
+
+def test_cosine_schedule_begins_anew_and_the_papers_goes_on(first: Path) -> None:
+    train(longer(first, warmup_steps=0), first.parent / "on", reporter=Reporter())
+    rates = {line["step"]: line["learning_rate"] for line in read_log(first.parent / "on")}
+    assert min(rates) == 33
+    assert rates[33] == 1e-3
+    assert rates[41] == pytest.approx(0.5e-3)  # after half of 16 steps
+    paper = longer(first, schedule="paper", decay_steps=32)
+    train(paper, first.parent / "paper", reporter=Reporter())
+    assert read_log(first.parent / "paper")[0]["learning_rate"] == pytest.approx(0.96e-3)
+
+
+def test_resumed_run_no_longer_needs_the_one_it_continues(first: Path) -> None:
+    config = longer(first, average_decay=0.9, checkpoint_minutes=1e-9)
+    train(config, first.parent / "whole", reporter=Reporter())
+    with pytest.raises(KeyboardInterrupt):
+        train(config, first.parent / "broken", reporter=BreakOff(37))
+    shutil.rmtree(first)
+    result = train(config, first.parent / "broken", resume=True, reporter=Reporter())
+    assert weights_of(first.parent / "broken") == weights_of(first.parent / "whole")
+    earlier = result["earlier"]
+    assert isinstance(earlier, dict)
+    assert earlier["steps"] == 32
+    assert train(config, first.parent / "broken", resume=True, reporter=Reporter()) == result
+
+
+def test_run_killed_before_its_first_checkpoint_begins_again_from_what_it_continues(
+    first: Path,
+) -> None:
+    config = longer(first, checkpoint_epochs=0)
+    train(config, first.parent / "whole", reporter=Reporter())
+    with pytest.raises(KeyboardInterrupt):
+        train(config, first.parent / "broken", reporter=BreakOff(34))
+    assert not (first.parent / "broken" / "checkpoints").exists()
+    train(config, first.parent / "broken", resume=True, reporter=Reporter())
+    assert weights_of(first.parent / "broken") == weights_of(first.parent / "whole")
+
+
+def test_run_may_take_the_place_of_the_one_it_continues(first: Path) -> None:
+    train(longer(first), first.parent / "on", reporter=Reporter())
+    train(longer(first), first, overwrite=True, reporter=Reporter())
+    assert weights_of(first) == weights_of(first.parent / "on")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "seed = 0, got 1; a run continues another with its seed, data"),
+        ({"batch_size": 32}, "batch_size = 16, got 32"),
+        ({"data": {"num_train": 64}}, "data.num_train = 128, got 64"),
+        ({"model": {"num_iterations": 1}}, "model.num_iterations = 3, got 1"),
+        ({"epochs": 4}, "32 steps behind it, which count; .* needs more in all, got 32"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    first: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(longer(first, **changes), first.parent / "on", reporter=Reporter())
+    assert not (first.parent / "on").exists()
+
+
+def test_weights_without_settings_are_refused(first: Path) -> None:
+    model, _ = load_weights(first / "weights.safetensors")
+    save_weights(first / "bare.safetensors", model, {})
+    with pytest.raises(ValueError, match="does not say how it was trained"):
+        train(longer(first / "bare.safetensors"), first.parent / "on", reporter=Reporter())
+
+
+def test_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config(), tmp_path / "broken", reporter=BreakOff(9))
+    with pytest.raises(ValueError, match="is no finished run"):
+        train(longer(tmp_path / "broken"), tmp_path / "on", reporter=Reporter())
