@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tiny_runs import BreakOff, tiny_config, weights_of
 from torch import nn
 
@@ -142,6 +143,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         train(longer(first, **changes), first.parent / "on", reporter=Reporter())
     assert not (first.parent / "on").exists()
+
+
+def test_own_images_of_other_classes_are_refused(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("L", (28, 28), 5 * number).save(tmp_path / "pets" / name / f"{number}.png")
+    data = {"name": "folder", "data_dir": tmp_path / "pets", "num_train": None}
+    train(tiny_config("folder", data=data), tmp_path / "first", reporter=Reporter())
+    (tmp_path / "pets" / "dog").rename(tmp_path / "pets" / "wolf")
+    config = tiny_config("folder", data=data, epochs=6, continue_from=str(tmp_path / "first"))
+    with pytest.raises(ValueError, match=r"has changed \(classes: cat, dog, now cat, wolf\)"):
+        train(config, tmp_path / "on", reporter=Reporter())
 
 
 def test_weights_without_settings_are_refused(first: Path) -> None:

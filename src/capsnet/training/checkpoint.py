@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from capsnet.data import Split
+from capsnet.data import Split, num_steps
 from capsnet.drafts import SUFFIX
 from capsnet.models import Model, model_from_config
 from capsnet.models.weights import (
@@ -24,7 +24,7 @@ from capsnet.models.weights import (
     warn_of_namesake,
     write_tensors,
 )
-from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict
+from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict, total_steps
 from capsnet.training.optimiser import FusedAdam
 from capsnet.training.records import (
     CONFIG,
@@ -179,10 +179,8 @@ class TrainState:
         return model
 
 
-def load_earlier(config: TrainConfig, num_steps: int) -> Earlier:
-    """The training that a run of so many steps continues, once it is known to fit."""
-    source = config.continue_from
-    assert source is not None
+def load_earlier(source: str, config: TrainConfig, split: Split) -> Earlier:
+    """The training that a run continues, once it is known to fit."""
     path = find_weights(source)
     model, record = load_weights(path)
     stored, steps = record.get("config"), record.get("steps")
@@ -194,10 +192,12 @@ def load_earlier(config: TrainConfig, num_steps: int) -> Earlier:
                 f"{source} was trained with {name} = {old}, got {new}; "
                 "a run continues another with its seed, data, network and batch size"
             )
-    if steps >= num_steps:
+    _check_same_data(source, record, split)
+    total = total_steps(config, num_steps(split, config.batch_size))
+    if steps >= total:
         raise ValueError(
             f"{source} has {steps:,} steps behind it, which count; "
-            f"a run that continues it needs more in all, got {num_steps:,}"
+            f"a run that continues it needs more in all, got {total:,}"
         )
     kept = {name: record[name] for name in _KEPT if name in record}
     return Earlier(model, {"source": source, "sha256": file_digest(path), **kept})
@@ -297,7 +297,7 @@ def check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
         )
 
 
-def _check_same_data(run: Path, record: Mapping[str, object], split: Split) -> None:
+def _check_same_data(run: str | Path, record: Mapping[str, object], split: Split) -> None:
     names, data = record["class_names"], record["data"]
     assert isinstance(names, list)
     assert isinstance(data, dict)
@@ -307,7 +307,7 @@ def _check_same_data(run: Path, record: Mapping[str, object], split: Split) -> N
     ):
         if old != new:
             raise ValueError(
-                f"the data of the run in {run} has changed ({what}: {old}, now {new}); "
+                f"the data of {run} has changed ({what}: {old}, now {new}); "
                 "a run goes on with the data that it began with"
             )
 

@@ -396,5 +396,5 @@ def prepare(config: TrainConfig, processes: Processes, *, resumes: bool = False)
         check_origin(data.name, split.class_names, test)
     earlier = None
     if config.continue_from is not None and not resumes:
-        earlier = load_earlier(config, total_steps(config, num_steps(split, config.batch_size)))
+        earlier = load_earlier(config.continue_from, config, split)
     return Prepared(config, split, tests, device, earlier)
