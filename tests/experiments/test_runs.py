@@ -11,11 +11,13 @@ from torch import Tensor
 
 from capsnet.experiments.catalogue import find_experiment, reproduce
 from capsnet.experiments.iterations import routing_convergence
+from capsnet.experiments.report import _machines
 from capsnet.experiments.runs import (
     Found,
     Need,
     Options,
     _settings,
+    are_comparable,
     describe_difference,
     gather,
     open_source,
@@ -25,6 +27,7 @@ from capsnet.experiments.tables import describe_budget
 from capsnet.models import CapsNet
 from capsnet.models.weights import list_weights
 from capsnet.training import TrainConfig, configure
+from capsnet.training.config import to_dict
 from capsnet.training.records import read_json, write_json
 
 
@@ -338,43 +341,58 @@ def test_claims_compare_runs_that_differ_in_their_network_alone(tmp_path: Path) 
     assert rows[1]["mean"] == pytest.approx(0.06 - 0.07)
 
 
-def test_training_in_parts_is_noted_and_divides_no_trials(tmp_path: Path) -> None:
-    earlier: dict[str, object] = {
-        "steps": 700, "config": {"learning_rate": 0.004},
-        "earlier": {"steps": 200, "config": {"learning_rate": 0.01, "optimiser": "muon"}},
-    }  # fmt: skip
-    runs = tmp_path / "runs"
-    write_run(
-        runs / "on", "mnist", error=0.003, changes={"continue_from": "mnist"}, earlier=earlier
-    )
-    write_run(runs / "whole", "mnist", error=0.004, seed=1)
-    done = reproduce("table1", Options(runs=runs, out=tmp_path, train=False))
+def write_part(folder: Path, preset: str, *, error: float, first_rate: float = 0.01) -> None:
+    """A run of 1,000 steps that continued one of 700, which had continued one of 200."""
+    parts = [
+        to_dict(configure(preset, {"steps": steps, **changes}))
+        for steps, changes in (
+            (200, {"learning_rate": first_rate, "optimiser": "muon"}),
+            (700, {"schedule": "paper"}),
+        )
+    ]
+    first = {"steps": 200, "config": parts[0], "hardware": {"cpu": "Abacus", "cores": 9}}
+    earlier = {"steps": 700, "config": parts[1], "earlier": first}
+    changes: dict[str, object] = {"continue_from": str(folder)}
+    write_run(folder, preset, error=error, changes=changes, earlier=earlier)
+
+
+def test_training_in_parts_is_noted_with_all_its_machines(tmp_path: Path) -> None:
+    write_part(tmp_path / "runs" / "on", "mnist", error=0.003)
+    done = reproduce("table1", Options(runs=tmp_path / "runs", out=tmp_path, train=False))
     notes, trained = done.record["notes"], done.record["runs"]
     assert isinstance(notes, list)
     assert isinstance(trained, list)
     assert notes[-1] == (
-        f"{runs / 'on'} was trained in 3 parts: 200 steps with muon at 0.01, "
-        "then 500 steps with adam at 0.004, then 300 steps with adam at 0.004."
+        f"{tmp_path / 'runs' / 'on'} was trained in parts: 200 steps with muon at 0.01, "
+        "then 500 steps with adam at 0.001, paper schedule, then 300 steps with adam at 0.004. "
+        "Its curves show the last part."
     )
-    assert [run.get("earlier") for run in trained] == [earlier, None]
+    assert trained[0]["earlier"]["earlier"]["steps"] == 200
+    assert "Abacus, 9 cores" in _machines(trained)
 
 
-def test_missing_trials_of_a_run_in_parts_are_trained_in_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "a", "mnist", error=0.1, changes={"continue_from": "mnist"})
-    trained: list[TrainConfig] = []
+def test_runs_of_other_parts_are_no_trials_of_one_experiment(tmp_path: Path) -> None:
+    write_part(tmp_path / "on", "mnist", error=0.003)
+    write_run(tmp_path / "whole", "mnist", error=0.004, seed=1)
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["whole"]
 
-    def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
-        trained.append(config)
-        write_run(folder, "mnist", error=0.1, seed=config.seed)
 
-    monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
+def test_runs_of_equal_parts_are_compared_and_others_are_not(tmp_path: Path) -> None:
+    write_part(tmp_path / "mnist", "mnist", error=0.003)
+    write_part(tmp_path / "r1", "mnist-r1", error=0.004)
+    write_part(tmp_path / "norecon", "mnist-norecon", error=0.004, first_rate=0.02)
+    mnist, r1, norecon = (open_source(str(tmp_path / name)) for name in ("mnist", "r1", "norecon"))
+    assert are_comparable(mnist, r1)
+    assert not are_comparable(mnist, norecon)
+
+
+def test_nothing_is_trained_to_stand_beside_a_run_in_parts(tmp_path: Path) -> None:
+    write_part(tmp_path / "on", "mnist", error=0.003)
+    said: list[str] = []
     needs = [Need("mnist", "mnist"), Need("r1", "mnist-r1", like="mnist")]
-    gather(needs, Options(runs=tmp_path, trials=2), lambda text: None, None)
-    assert [(each.preset, each.seed, each.continue_from) for each in trained] == [
-        ("mnist", 1, None), ("mnist-r1", 0, None), ("mnist-r1", 1, None)
-    ]  # fmt: skip
+    found = gather(needs, Options(runs=tmp_path, trials=2), said.append, None)
+    assert [len(found[role]) for role in ("mnist", "r1")] == [1, 0]
+    assert said[1] == f"r1 is not trained: {tmp_path / 'on'} was trained in parts"
 
 
 def test_a_length_in_epochs_leaves_runs_given_in_steps_alone(tmp_path: Path) -> None:

@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from tiny_runs import BreakOff, tiny_config, weights_of
 from torch import nn
+from torch.testing import assert_close
 
 from capsnet.data import Batch
 from capsnet.models.weights import load_weights, save_weights
 from capsnet.training import TrainConfig, train
+from capsnet.training.checkpoint import TrainState
 from capsnet.training.objective import Losses, compute_losses
+from capsnet.training.optimiser import FusedAdam
 from capsnet.training.progress import Reporter
 from capsnet.training.records import file_digest
 
@@ -121,10 +125,24 @@ def test_run_killed_before_its_first_checkpoint_begins_again_from_what_it_contin
     assert weights_of(first.parent / "broken") == weights_of(first.parent / "whole")
 
 
-def test_run_may_take_the_place_of_the_one_it_continues(first: Path) -> None:
-    train(longer(first), first.parent / "on", reporter=Reporter())
-    train(longer(first), first, overwrite=True, reporter=Reporter())
-    assert weights_of(first) == weights_of(first.parent / "on")
+@pytest.mark.parametrize("source", ["first", "first/weights.safetensors", "link"])
+def test_run_never_takes_the_place_of_the_one_it_continues(first: Path, source: str) -> None:
+    (first.parent / "link").symlink_to(first)
+    before = weights_of(first)
+    with pytest.raises(ValueError, match="first holds what the run continues; --out"):
+        train(longer(first.parent / source), first, overwrite=True, reporter=Reporter())
+    assert weights_of(first) == before
+
+
+def test_weight_average_forgets_fast_where_a_run_begins(first: Path) -> None:
+    model, _ = load_weights(first / "weights.safetensors")
+    weights = model.state_dict()
+    average = {name: torch.zeros_like(value) for name, value in weights.items()}
+    state = TrainState(model, FusedAdam(model.parameters()), average, step=1001)
+    state.earlier = {"steps": 1000}
+    state.update_average(0.999)
+    for name, value in average.items():
+        assert_close(value, weights[name] * 9 / 11)  # 1 - (1 + 1) / (10 + 1)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +152,7 @@ def test_run_may_take_the_place_of_the_one_it_continues(first: Path) -> None:
         ({"batch_size": 32}, "batch_size = 16, got 32"),
         ({"data": {"num_train": 64}}, "data.num_train = 128, got 64"),
         ({"model": {"num_iterations": 1}}, "model.num_iterations = 3, got 1"),
+        ({"upper": 0.8}, "upper = 0.9, got 0.8"),
         ({"epochs": 4}, "32 steps behind it, which count; .* needs more in all, got 32"),
     ],
 )
@@ -158,11 +177,23 @@ def test_own_images_of_other_classes_are_refused(tmp_path: Path) -> None:
         train(config, tmp_path / "on", reporter=Reporter())
 
 
-def test_weights_without_settings_are_refused(first: Path) -> None:
-    model, _ = load_weights(first / "weights.safetensors")
-    save_weights(first / "bare.safetensors", model, {})
-    with pytest.raises(ValueError, match="does not say how it was trained"):
-        train(longer(first / "bare.safetensors"), first.parent / "on", reporter=Reporter())
+@pytest.mark.parametrize("name", ["config", "steps", "seconds", "class_names", "data"])
+def test_weights_that_do_not_say_how_they_were_trained_are_refused(first: Path, name: str) -> None:
+    model, record = load_weights(first / "weights.safetensors")
+    bare = first.parent / "bare.safetensors"
+    save_weights(bare, model, {each: record[each] for each in record if each != name})
+    with pytest.raises(ValueError, match=f"does not say its {name}, so no run can continue it"):
+        train(longer(bare), first.parent / "on", reporter=Reporter())
+
+
+def test_weights_of_another_version_are_refused_by_name(first: Path) -> None:
+    model, record = load_weights(first / "weights.safetensors")
+    settings = record["config"]
+    assert isinstance(settings, dict)
+    old = first.parent / "old.safetensors"
+    save_weights(old, model, {**record, "config": {**settings, "colour": "red"}})
+    with pytest.raises(ValueError, match=r"old\.safetensors has settings of another version: "):
+        train(longer(old), first.parent / "on", reporter=Reporter())
 
 
 def test_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:

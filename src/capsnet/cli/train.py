@@ -36,7 +36,7 @@ from capsnet.training.evaluation import check_origin
 from capsnet.training.loop import prepare
 from capsnet.training.processes import Processes, find_device
 from capsnet.training.progress import choose_reporter
-from capsnet.training.records import CONFIG, RESULT, check_run, damaged_files, has_begun, read_json
+from capsnet.training.records import CONFIG, RESULT, check_run, damaged_files, read_json
 
 #: Wrong examples that evaluate prints.
 MAX_SHOWN = 20
@@ -176,8 +176,7 @@ def train(
         run_config = _stored_config(run, preset, changes) or run_config
     if dry_run:
         check_run(run, resume=resume, overwrite=overwrite)
-        prepared = prepare(run_config, Processes(), resumes=resume and has_begun(run))
-        _print_json(to_dict(prepared.config))
+        _print_json(to_dict(prepare(run_config, Processes(), run=run, resume=resume).config))
         return 0
     command = shlex.join(["capsnet", "train", preset, "--out", str(run), "--resume"])
     speaks = os.environ.get("RANK", "0") == "0"  # of torchrun's processes, the first
@@ -233,8 +232,9 @@ def evaluate(
         check_count(name, value)
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = [load_model_and_record(source) for source in models]
+    loaded = []
     for source in models:
+        loaded.append(load_model_and_record(source))
         if (Path(source) / WEIGHTS).exists():
             for complaint in damaged_files(Path(source)):
                 print(f"capsnet: {complaint}", file=sys.stderr)

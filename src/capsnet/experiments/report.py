@@ -10,7 +10,7 @@ from typing import Any
 from capsnet.drafts import write_atomically
 from capsnet.experiments.catalogue import EXPERIMENTS, Experiment
 from capsnet.experiments.outcome import quick_prefix
-from capsnet.experiments.trained import show_length
+from capsnet.experiments.trained import list_parts, show_length
 from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import total_steps
@@ -289,7 +289,8 @@ def _runs(record: Mapping[str, object]) -> list[Mapping[str, Any]]:
 
 def _machines(records: Sequence[Mapping[str, Any]]) -> str:
     """The machines that records name, each once."""
-    return "; ".join(dict.fromkeys(_machine(record.get("hardware")) for record in records))
+    parts = [part for record in records for part in list_parts(record)]
+    return "; ".join(dict.fromkeys(_machine(part.get("hardware")) for part in parts))
 
 
 def _machine(hardware: Mapping[str, object] | None) -> str:

@@ -21,7 +21,7 @@ _Differences = tuple[tuple[str, str], ...]
 
 #: Settings of the network that leave the paper's architecture as it is.
 _FREE_MODEL_SETTINGS = frozenset({"bias", "initialisation", "uniform_primary_coupling"})
-#: Settings that keep no runs apart: mere logging, and training in parts, which a result notes.
+#: Settings that keep no runs apart: mere logging, and where earlier parts of the training lay.
 _NOT_COMPARED = frozenset({"evaluate_every", "evaluate_on", "log_every", "continue_from"})
 #: A miniature: few images, few steps, narrow layers. It shows that a command works, no more.
 QUICK_STEPS = 150
@@ -166,6 +166,10 @@ def gather(
         if options.train:
             settings = _placed((runs[0].config if runs else None) or wanted, options)
             num_missing = max(0, _num_trials(need, options) - len(runs))
+            pattern = runs or found.get(need.like or "", [])
+            if num_missing and pattern and pattern[0].parts:
+                say(f"{need.role} is not trained: {pattern[0].source} was trained in parts")
+                num_missing = 0
             used = {run.seed for run in runs}
             unused = (seed for seed in count() if seed not in used)
             for seed in islice(unused, num_missing):
@@ -307,7 +311,7 @@ def _choose(
         config = run.config
         if config is None or not _fits(config, wanted, need, options):
             continue
-        differences = _differences(config, wanted)
+        differences = _differences(config, wanted) | dict.fromkeys(run.parts, "")
         groups.setdefault(tuple(sorted(differences.items())), {}).setdefault(config.seed, run)
     if not groups:
         return []
@@ -330,7 +334,7 @@ def _differences(config: TrainConfig, wanted: TrainConfig) -> dict[str, str]:
 
 def are_comparable(ours: Trained, theirs: Trained) -> bool:
     """Whether two runs differ in nothing but their network."""
-    if ours.config is None or theirs.config is None:
+    if ours.config is None or theirs.config is None or ours.parts != theirs.parts:
         return False
     differing = set(differing_fields(ours.config, theirs.config)) - _NOT_COMPARED
     return all(name.startswith("model.") for name in differing - {"preset", "num_evaluated"})

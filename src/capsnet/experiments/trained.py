@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from capsnet.models import Model
 from capsnet.models.weights import WEIGHTS, load_weights
@@ -94,22 +94,25 @@ class Trained:
         length = show_length(self.steps, self.epochs)
         return ", ".join(filter(None, (Path(self.source).name, length)))
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Length, optimiser and rate of each part of a training that continued another."""
+        records = list_parts(self.record)
+        ends = [int(str(record["steps"])) for record in records]
+        parts = []
+        for record, start, end in zip(records, (0, *ends), ends, strict=False):
+            config = from_dict(cast(dict[str, object], record["config"]))
+            schedule = "" if config.schedule == "cosine" else f", {config.schedule} schedule"
+            rate = f"{config.optimiser} at {config.learning_rate:g}{schedule}"
+            parts.append(f"{end - start:,} steps with {rate}")
+        return tuple(parts) if len(parts) > 1 else ()
+
     def describe_parts(self) -> str | None:
-        """One sentence on the parts of a training that continued another; None of any other."""
-        records = [self.record]
-        while isinstance(earlier := records[0].get("earlier"), dict):
-            records.insert(0, earlier)
-        if len(records) == 1:
+        """One sentence on training in parts; None where there was one."""
+        if not self.parts:
             return None
-        parts, before = [], 0
-        for record in records:
-            steps, config = record["steps"], record["config"]
-            assert isinstance(steps, int)
-            assert isinstance(config, dict)
-            rate, optimiser = config["learning_rate"], config.get("optimiser", "adam")
-            parts.append(f"{steps - before:,} steps with {optimiser} at {rate:g}")
-            before = steps
-        return f"{self.source} was trained in {len(parts)} parts: {', then '.join(parts)}."
+        parts = ", then ".join(self.parts)
+        return f"{self.source} was trained in parts: {parts}. Its curves show the last part."
 
     def to_dict(self, role: str) -> dict[str, object]:
         """What a result keeps about the network it was obtained with."""
@@ -123,7 +126,7 @@ class Trained:
             "sha256": self.digest,
             **{name: self.record.get(name) for name in names},
             "metrics": {name: _shorten(metric) for name, metric in self.metrics.items()},
-            **({"earlier": self.record["earlier"]} if "earlier" in self.record else {}),
+            **({"earlier": self.record["earlier"]} if self.record.get("earlier") else {}),
             **self._curves(),
         }
 
@@ -136,6 +139,12 @@ class Trained:
     def _number(self, name: str) -> float | None:
         value = self.record.get(name)
         return float(value) if isinstance(value, int | float) else None
+
+
+def list_parts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The record of a training and those that it continued, the first of them first."""
+    earlier = record.get("earlier")
+    return [*list_parts(earlier), record] if isinstance(earlier, dict) else [record]
 
 
 def _shorten(metric: Mapping[str, object]) -> dict[str, object]:

@@ -41,7 +41,10 @@ from capsnet.training.records import (
 #: What an optimiser knows of a weight: Adam's count and moments, or Muon's momentum.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum")
 #: What a run that is continued and the one that continues it have in common.
-_SHARED = {"seed", "batch_size", "data", "model"}
+_SHARED = {
+    "seed", "batch_size", "data", "model",
+    "reconstruction_weight", "upper", "lower", "absent_weight",
+}  # fmt: skip
 #: What a record keeps of the training that it continues, as far as that is known.
 _KEPT = (
     "steps", "epochs", "seconds", "commit", "commits", "versions", "hardware", "config", "metrics",
@@ -92,7 +95,6 @@ class TrainState:
         """Updates that were made before the run."""
         return 0 if self.earlier is None else cast(int, self.earlier["steps"])
 
-    @torch.no_grad()
     def follow(self, earlier: Earlier) -> None:
         """Takes over weights and counts of the training that the run continues."""
         weights = earlier.model.state_dict()
@@ -101,7 +103,7 @@ class TrainState:
             value.copy_(weights[name])
         self.earlier = earlier.record
         self.step = self.first_step
-        self.seconds = self.window_began = float(str(earlier.record.get("seconds", 0.0)))
+        self.seconds = self.window_began = float(str(earlier.record["seconds"]))
         commits = earlier.record.get("commits") or [earlier.record.get("commit")]
         self.commits = [commit for commit in cast(list[str | None], commits) if commit is not None]
 
@@ -165,7 +167,8 @@ class TrainState:
         """Moves the weight average, faster in the beginning, when it has seen little."""
         if self.average is None:
             return
-        decay = min(highest_decay, (1 + self.step) / (10 + self.step))
+        num_seen = self.step - self.first_step
+        decay = min(highest_decay, (1 + num_seen) / (10 + num_seen))
         for name, value in self.model.state_dict().items():
             self.average[name].lerp_(value, 1 - decay)
 
@@ -179,20 +182,30 @@ class TrainState:
         return model
 
 
-def load_earlier(source: str, config: TrainConfig, split: Split) -> Earlier:
-    """The training that a run continues, once it is known to fit."""
+def load_earlier(config: TrainConfig, split: Split, *, run: Path | None) -> Earlier | None:
+    """The training that a run continues, if it does, once known to fit and to stay where it is."""
+    source = config.continue_from
+    if source is None:
+        return None
     path = find_weights(source)
+    if run is not None and path.resolve().parent == run.resolve():
+        raise ValueError(f"{run} holds what the run continues; --out gives it another directory")
     model, record = load_weights(path)
-    stored, steps = record.get("config"), record.get("steps")
-    if not isinstance(stored, dict) or not isinstance(steps, int):
-        raise ValueError(f"{source} does not say how it was trained, so no run can continue it")
-    for name, (old, new) in differing_fields(from_dict(stored), config).items():
+    for name in ("config", "steps", "seconds", "class_names", "data"):
+        if record.get(name) is None:
+            raise ValueError(f"{source} does not say its {name}, so no run can continue it")
+    try:
+        before = from_dict(cast(dict[str, object], record["config"]))
+    except ValueError as error:
+        raise ValueError(f"{source} has settings of another version: {error}") from None
+    for name, (old, new) in differing_fields(before, config).items():
         if name.partition(".")[0] in _SHARED:
             raise ValueError(
                 f"{source} was trained with {name} = {old}, got {new}; "
-                "a run continues another with its seed, data, network and batch size"
+                "a run continues another with its seed, data, network, loss and batch size"
             )
     _check_same_data(source, record, split)
+    steps = cast(int, record["steps"])
     total = total_steps(config, num_steps(split, config.batch_size))
     if steps >= total:
         raise ValueError(

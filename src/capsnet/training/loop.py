@@ -83,7 +83,7 @@ def train(
             if processes.is_first:
                 check_run(run, resume=resume, overwrite=overwrite)
             # Settings that cannot work must not cost the run that is there.
-            prepared = prepare(config, processes, resumes=resume and has_begun(run))
+            prepared = prepare(config, processes, run=run, resume=resume)
             training = Training(prepared, run, processes=processes, reporter=speaker, stop=stop)
             if processes.is_first:
                 opened.enter_context(open_run(run, resume=resume, overwrite=overwrite))
@@ -254,7 +254,7 @@ class Training:
             self.board.add_scalars(line)
 
     def evaluation_is_due(self) -> bool:
-        """Whether the curve gets a point where the run stands; the end is evaluated anyway."""
+        """Whether the curve gets a point here: what is continued may, the end gets one anyway."""
         every = self.config.evaluate_every
         if self.config.epochs is not None:
             every *= self.steps_per_epoch
@@ -369,11 +369,12 @@ class Prepared(NamedTuple):
     """Training that it continues, if it has not begun yet."""
 
 
-def prepare(config: TrainConfig, processes: Processes, *, resumes: bool = False) -> Prepared:
+def prepare(
+    config: TrainConfig, processes: Processes, *, run: Path | None = None, resume: bool = False
+) -> Prepared:
     """Finds all that a run needs.
 
-    A missing file or a set that does not fit is noticed here, not after hours of training. A run
-    that resumes no longer needs the one that it continues.
+    A missing file or a set that does not fit is noticed here, not after hours of training.
     """
     device = find_device(config.device, processes.local_rank)
     if config.tensorboard and processes.is_first:
@@ -394,7 +395,6 @@ def prepare(config: TrainConfig, processes: Processes, *, resumes: bool = False)
     for test in tests:
         check_fit(config.model, test)
         check_origin(data.name, split.class_names, test)
-    earlier = None
-    if config.continue_from is not None and not resumes:
-        earlier = load_earlier(config.continue_from, config, split)
+    is_begun = resume and run is not None and has_begun(run)
+    earlier = None if is_begun else load_earlier(config, split, run=run)
     return Prepared(config, split, tests, device, earlier)
