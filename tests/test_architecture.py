@@ -11,21 +11,21 @@ SOURCE = Path(__file__).parents[1] / "src" / "capsnet"
 
 # What each part may import of the others.
 ALLOWED: dict[str, set[str]] = {
-    "allocator": set(),
+    "machine": set(),
     "checks": set(),
     "drafts": set(),
     "functional": {"checks"},
     "layers": {"functional", "checks"},
     "models": {"functional", "layers", "checks", "drafts"},
     "data": {"checks", "drafts"},
-    "training": {"functional", "layers", "models", "data", "allocator", "checks", "drafts"},
+    "training": {"functional", "layers", "models", "data", "machine", "checks", "drafts"},
     "experiments": {
-        "functional", "layers", "models", "data", "training", "allocator", "checks", "drafts",
+        "functional", "layers", "models", "data", "training", "machine", "checks", "drafts",
     },
-    "playground": {"functional", "layers", "models", "data", "training", "allocator", "checks"},
+    "playground": {"functional", "layers", "models", "data", "training", "machine", "checks"},
     "cli": {
         "functional", "layers", "models", "data", "training", "experiments", "playground",
-        "allocator", "checks",
+        "machine", "checks",
     },
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capsnet import functional, layers, models
-    from capsnet.allocator import keep_memory
+    from capsnet.machine import keep_memory
     from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
     from capsnet.playground.networks import classify
     from capsnet.training import load
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> object:
         return import_module(f"capsnet.{name}")
     homes = {
         "classify": "capsnet.playground.networks",
-        "keep_memory": "capsnet.allocator",
+        "keep_memory": "capsnet.machine",
         "load": "capsnet.training",
     }
     return getattr(import_module(homes.get(name, "capsnet.models")), name)

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn, get_args
 from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
 
 from capsnet import __version__
-from capsnet.allocator import keep_memory
+from capsnet.machine import avoid_broken_tiles, keep_memory
 
 
 def _convert(wanted: object, tokens: Sequence[Token]) -> object:
@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake is answered by one sentence on stderr, never by a traceback.
     """
     keep_memory()
+    avoid_broken_tiles()
     logging.basicConfig(format="capsnet: %(message)s")
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     _tell_all(tokens)

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from capsnet.allocator import keep_memory
 from capsnet.experiments.workloads import IMPLEMENTATIONS, Implementation, Task, prepare
+from capsnet.machine import keep_memory
 
 
 class Worker:

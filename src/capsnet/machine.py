@@ -1,0 +1,62 @@
+"""What PyTorch does not know of the machine: memory worth keeping, matrix units not to be used."""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+# Names of the options in glibc's malloc.h.
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_MAX = -4
+
+# The first CPUID leaf that says how the tiles of Intel's AMX are laid out.
+_TILE_LEAF = 0x1D
+
+
+def keep_memory() -> bool:
+    """Tells the C library to keep the memory that tensors free; returns whether it does.
+
+    By default glibc maps every large tensor anew and gives it back afterwards, and the system
+    fills each of its pages with zeros when it is first touched: as much work as a training step's
+    arithmetic. Call this once, before the first large tensor. The process then holds on to the
+    most that it ever used. Without glibc (macOS, Windows, musl) nothing changes.
+
+    >>> keep_memory() in (True, False)
+    True
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):
+        return False
+    accepted = [
+        library.mallopt(_MMAP_MAX, 0),  # large blocks come from the heap as well,
+        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1),  # whose free end is never given back,
+        library.mallopt(_TOP_PAD, 2**26),  # and which grows by 64 MiB at a time
+    ]
+    return all(answer == 1 for answer in accepted)
+
+
+def avoid_broken_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Keeps bfloat16 off AMX tiles that nobody can set up; returns whether they are so.
+
+    Some virtual machines show the processor's flags of AMX and hide how its tiles are laid out. The
+    library under PyTorch (oneDNN) then lays out none, and the first product in bfloat16 ends the
+    process with "Illegal instruction". Call this before PyTorch's first product. A limit that is
+    set already stays.
+
+    >>> avoid_broken_tiles(Path("a machine that tells nothing"))
+    False
+    """
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return False
+    told = {name.strip(): value for name, _, value in (line.partition(":") for line in lines)}
+    level = told.get("cpuid level", "").strip()
+    has_tiles = "amx_tile" in told.get("flags", "").split()
+    if not (has_tiles and level.isdecimal() and int(level) < _TILE_LEAF):
+        return False
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    return True

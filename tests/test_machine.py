@@ -1,0 +1,99 @@
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsnet import machine
+from capsnet.machine import avoid_broken_tiles
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+COUNT_FAULTS = """
+import resource, sys
+import torch
+if sys.argv[1] == "keep":
+    from capsnet.machine import keep_memory
+    assert keep_memory()
+for _ in range(30):  # until the heap has found its size
+    torch.ones(10_000_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    torch.ones(10_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+MULTIPLY = """
+from capsnet.machine import avoid_broken_tiles
+avoid_broken_tiles()
+import torch
+product = torch.full((512, 512), 0.5, dtype=torch.bfloat16) @ torch.ones(512, 512).bfloat16()
+assert (product == 256).all()
+"""
+
+
+def count_faults(how: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS, how], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc")
+def test_kept_memory_is_touched_without_page_faults() -> None:
+    assert count_faults("keep") < 100
+    pages = 40_000_000 // resource.getpagesize()
+    if "[always]" not in HUGE_PAGES.read_text():
+        assert count_faults("default") > pages  # at least a fifth of what five times touch
+
+
+def test_import_of_the_package_leaves_the_allocator_alone() -> None:
+    names = "[getattr(capsnet, name) for name in capsnet.__all__ if name != 'keep_memory']"
+    script = f"import sys, capsnet; {names}; sys.exit('capsnet.machine' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not machine.keep_memory()
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not machine.keep_memory()
+
+
+def write_cpuinfo(path: Path, *, level: str, flags: str) -> Path:
+    one = f"processor\t: 0\ncpuid level\t: {level}\nwp\t\t: yes\nflags\t\t: {flags}\n\n"
+    path.write_text(one * 2)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("level", "flags", "broken"),
+    [
+        ("28", "fpu avx512f amx_bf16 amx_tile", True),
+        ("29", "fpu avx512f amx_bf16 amx_tile", False),
+        ("32", "fpu avx512f amx_bf16 amx_tile", False),
+        ("28", "fpu avx512f avx512_bf16", False),
+        ("unknown", "fpu amx_tile", False),
+    ],
+)
+def test_tiles_are_avoided_where_their_layout_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, flags: str, broken: bool
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert avoid_broken_tiles(write_cpuinfo(tmp_path / "info", level=level, flags=flags)) is broken
+    assert ("ONEDNN_MAX_CPU_ISA" in os.environ) is broken
+
+
+def test_a_limit_of_ones_own_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert avoid_broken_tiles(write_cpuinfo(tmp_path / "info", level="28", flags="amx_tile"))
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+def test_products_in_bfloat16_survive_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert subprocess.run([sys.executable, "-c", MULTIPLY]).returncode == 0
