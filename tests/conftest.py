@@ -4,9 +4,6 @@ import jaxtyping
 import pytest
 import torch
 
-from capsnet.machine import avoid_broken_tiles
-
-avoid_broken_tiles()
 # Two test processes share two cores; more threads than that only wait for each other.
 torch.set_num_threads(1)
 

@@ -7,6 +7,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from capsnet.machine import avoid_broken_tiles
+
 if TYPE_CHECKING:
     from capsnet import functional, layers, models
     from capsnet.machine import keep_memory
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+avoid_broken_tiles()
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 # Names of the options in glibc's malloc.h.
@@ -43,17 +44,18 @@ def avoid_broken_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
     Some virtual machines show the processor's flags of AMX and hide how its tiles are laid out. The
     library under PyTorch (oneDNN) then lays out none, and the first product in bfloat16 ends the
-    process with "Illegal instruction". Call this before PyTorch's first product. A limit that is
-    set already stays.
+    process with "Illegal instruction". `import capsnet` calls this, which helps if it comes before
+    PyTorch's first product. A limit that is set already stays.
 
     >>> avoid_broken_tiles(Path("a machine that tells nothing"))
     False
     """
     try:
-        lines = cpuinfo.read_text().splitlines()
+        with cpuinfo.open() as file:
+            lines = [line.partition(":") for line in takewhile(str.strip, file)]  # of one core
     except OSError:
         return False
-    told = {name.strip(): value for name, _, value in (line.partition(":") for line in lines)}
+    told = {name.strip(): value for name, _, value in lines}
     level = told.get("cpuid level", "").strip()
     has_tiles = "amx_tile" in told.get("flags", "").split()
     if not (has_tiles and level.isdecimal() and int(level) < _TILE_LEAF):

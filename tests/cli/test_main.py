@@ -63,7 +63,10 @@ def test_help_of_train_names_every_preset_and_tells_of_resuming(
     ("arguments", "sentence"),
     [
         (["trian"], 'Unknown command "trian". Did you mean "train"?'),
-        (["train"], "requires an argument"),
+        (["train"], "train needs a preset; capsnet train --help tells which"),
+        (["export"], "export needs a run; capsnet export --help tells which"),
+        (["train", "mnist", "--epochs"], "--epochs requires an argument"),
+        (["export", "a", "--format", "b"], 'Choose from: "onnx", "torch-export", "safetensors"'),
         (["train", "minst"], "unknown preset 'minst'; did you mean 'mnist'?"),
         (["train", "mnist", "--epoch", "3"], "Unknown option: --epoch. Did you mean --epochs?"),
         (["train", "mnist", "--epochs", "many"], "--epochs: must be a whole number, got 'many'"),

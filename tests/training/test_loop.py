@@ -206,7 +206,7 @@ def test_half_written_file_of_a_killed_beginning_is_no_run(tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     for name in ("config.json", "weights.safetensors", "result.json"):
         (tmp_path / "run" / f".{name}.123-abc.partial").write_text("{")
-    assert train(tiny_config(epochs=1), tmp_path / "run", reporter=Reporter())["steps"] == 8
+    assert train(tiny_config(epochs=1), f"{tmp_path}/run", reporter=Reporter())["steps"] == 8
     assert not list((tmp_path / "run").glob(".*"))
 
 
@@ -215,8 +215,9 @@ def test_only_runs_are_overwritten(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"kind": "thesis"}')
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "best.pt").write_text("weeks of work")
-    with pytest.raises(ValueError, match="holds something else than a run"):
-        train(tiny_config(), tmp_path, overwrite=True, reporter=Reporter())
+    for overwrite in (True, False):  # no advice that would be refused
+        with pytest.raises(ValueError, match="holds something else than a run"):
+            train(tiny_config(), tmp_path, overwrite=overwrite, reporter=Reporter())
     with pytest.raises(ValueError, match="is a file, but a run needs a directory"):
         train(tiny_config(), tmp_path / "thesis.tex", reporter=Reporter())
     assert (tmp_path / "thesis.tex").read_text() == "years of work"

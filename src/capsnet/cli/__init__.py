@@ -9,10 +9,18 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn, get_args
 
-from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    convert,
+)
 
 from capsnet import __version__
-from capsnet.machine import avoid_broken_tiles, keep_memory
+from capsnet.machine import keep_memory
 
 
 def _convert(wanted: object, tokens: Sequence[Token]) -> object:
@@ -71,7 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake is answered by one sentence on stderr, never by a traceback.
     """
     keep_memory()
-    avoid_broken_tiles()
     logging.basicConfig(format="capsnet: %(message)s")
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     _tell_all(tokens)
@@ -79,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = app(tokens, exit_on_error=False, print_error=False, result_action=_as_status)
         sys.stdout.flush()
     except CycloptsError as error:
-        _fail(str(error), 2)
+        _fail(_describe_mistake(error), 2)
     except FloatingPointError as error:
         _fail(str(error), 1)
     except BrokenPipeError:  # the reader of our output has gone: `capsnet list | head -1`
@@ -107,6 +114,15 @@ def _tell_all(tokens: Sequence[str]) -> None:
         if command.default_command is not None:
             text = inspect.cleandoc(command.default_command.__doc__ or "").partition("\n\nArgs:")[0]
             command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)  # the terminal's width decides
+
+
+def _describe_mistake(error: CycloptsError) -> str:
+    """What cyclopts says, save that a word left out is not the option that it could be, too."""
+    if isinstance(error, MissingArgumentError) and error.keyword is None and error.argument:
+        command = " ".join(error.command_chain or ())
+        wanted = error.argument.name.lstrip("-")
+        return f"{command} needs a {wanted}; capsnet {command} --help tells which"
+    return str(error)
 
 
 def describe_os_error(error: OSError) -> str:

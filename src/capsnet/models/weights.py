@@ -70,7 +70,8 @@ def find_weights(source: str | Path) -> Path:
     if path.is_dir():
         if (path / WEIGHTS).is_file():
             return path / WEIGHTS
-        kind = "finished run" if (path / CHECKPOINTS).is_dir() else "run"
+        has_begun = (path / CHECKPOINTS).is_dir()
+        kind = "finished run" if has_begun else "run, or one stopped before its first checkpoint"
         raise ValueError(f"{path} is no {kind}: it has no {WEIGHTS}")
     if path.is_file():
         if path.parent.name == CHECKPOINTS:
@@ -174,7 +175,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
             header: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError:
-        raise ValueError(f"{path} is damaged: it is not a safetensors file") from None
+        raise ValueError(
+            f"{path} is damaged or holds no weights: it is not a safetensors file"
+        ) from None
     if "record" not in header or "sha256" not in header:
         raise ValueError(f"{path} was not written by capsnet: it has no record of its network")
     if _digest(tensors, header["record"]) != header["sha256"]:

@@ -55,7 +55,7 @@ from capsnet.training.records import (
 
 def train(
     config: TrainConfig,
-    run: Path,
+    run: Path | str,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -70,6 +70,7 @@ def train(
         overwrite: remove a run that is there already.
         reporter: where to tell of the progress; default: a bar on a terminal, lines elsewhere.
     """
+    run = Path(run)
     with (
         join_processes(config.device) as processes,
         catch_signals() as stop,
@@ -125,9 +126,7 @@ class Training:
         self.state = TrainState(model, optimiser, average)
         if earlier is not None:
             self.state.follow(earlier)
-        self.forward: nn.Module = model
-        if config.compile:
-            self.forward = cast(nn.Module, torch.compile(model))
+        self.forward = cast(nn.Module, torch.compile(model) if config.compile else model)
         self.log = RunLog(folder / LOG)
         # Now: something else may be checked out before the run ends.
         self.environment = describe_environment()

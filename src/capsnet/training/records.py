@@ -140,10 +140,10 @@ def check_run(run: Path, *, resume: bool, overwrite: bool) -> None:
         raise ValueError("a run is either resumed or overwritten, not both")
     if resume and not is_run:
         raise ValueError(f"there is no run in {run} to resume")
+    if exists and not is_run:
+        raise ValueError(f"{run} holds something else than a run, which is not overwritten")
     if exists and not resume and not overwrite:
         raise ValueError(f"{run} exists already: --resume goes on with it, --overwrite begins anew")
-    if exists and overwrite and not is_run:
-        raise ValueError(f"{run} holds something else than a run, which is not overwritten")
 
 
 @contextmanager
