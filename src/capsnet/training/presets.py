@@ -243,7 +243,7 @@ def smallnorb() -> TrainConfig:
     )
 
 
-@preset("§7", 0.043)
+@preset("§7", 0.043, minutes=53)
 def svhn() -> TrainConfig:
     """The paper's smaller CapsNet on street-view house numbers."""
     return TrainConfig(
