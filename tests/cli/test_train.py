@@ -259,7 +259,7 @@ def test_flags_set_the_channels_of_a_baseline(
         (["--upper", "0.1"], "upper must exceed lower"),
         (["--evaluate-on", "mnist"], "mnist would be evaluated twice"),
         (["--device", "cuda:9"], "device cuda:9 is not available here"),
-        (["--out", "."], "exists already"),
+        (["--out", "."], "holds something else than a run"),
     ],
 )
 def test_run_and_dry_run_refuse_the_same_before_the_first_step(
