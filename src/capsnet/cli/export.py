@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capsnet.cli import Flag
 from capsnet.data import DataConfig, load_split
-from capsnet.models.export import SUFFIXES, export_model
+from capsnet.models.export import SUFFIXES, Format, export_model
 from capsnet.models.weights import save_weights
 from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.pictures import prepare_image, to_bytes
@@ -22,7 +22,7 @@ HALF_SUFFIX = ".safetensors"
 def export(
     run: str,
     *,
-    format: Literal["onnx", "torch-export", "safetensors"] = "onnx",
+    format: Literal[Format, "safetensors"] = "onnx",
     out: Path | None = None,
     overwrite: Flag = False,
 ) -> int:
