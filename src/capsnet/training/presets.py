@@ -266,6 +266,7 @@ def fashion_mnist() -> TrainConfig:
         data=DataConfig("fashion-mnist"),
         model=_capsnet("capsnet_mnist"),
         epochs=8,
+        learning_rate=SHORT_RATE,
     )
 
 
