@@ -258,7 +258,7 @@ def svhn() -> TrainConfig:
     )
 
 
-@preset("not in the paper")
+@preset("not in the paper", minutes=33)
 def fashion_mnist() -> TrainConfig:
     """The MNIST network on articles of clothing."""
     return TrainConfig(
