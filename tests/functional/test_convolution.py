@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -282,6 +283,34 @@ def test_weight_in_shared_memory_is_transformed_anew(monkeypatch: pytest.MonkeyP
     for _ in range(2):
         convolve2d(torch.randn(2, 3, 8, 9), weight, algorithm="frequency")
     assert len(plans) == 2
+
+
+def test_weight_in_training_is_transformed_once_for_both_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans, weight = count_transforms(monkeypatch), nn.Parameter(torch.randn(4, 3, 5, 6))
+    images = torch.randn(600, 3, 8, 9, requires_grad=True)  # more than go through together
+    convolve2d(images, weight, algorithm="frequency").sum().backward()
+    assert len(plans) == 1
+
+
+def test_factors_kept_for_the_backward_pass_are_freed_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def kernel_factors(plan: Plan, weight: Tensor) -> frequency_module.Factors:
+        factors = [list(bands) for bands in transform(plan, weight)]
+        made.extend(weakref.ref(factor) for bands in factors for factor in bands)
+        return factors
+
+    transform = frequency_module.kernel_factors
+    monkeypatch.setattr(frequency_module, "kernel_factors", kernel_factors)
+    images, weight = torch.randn(2, 3, 8, 9), nn.Parameter(torch.randn(4, 3, 5, 6))
+    loss = convolve2d(images.requires_grad_(), weight, algorithm="frequency").sum()
+    assert [factor() is None for factor in made] == [False] * len(made)
+    loss.backward()
+    assert [factor() is None for factor in made] == [True] * len(made) != []
 
 
 def test_plan_does_not_depend_on_the_default_device() -> None:

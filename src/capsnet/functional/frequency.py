@@ -8,7 +8,7 @@ matrix product on views and nothing large is transposed.
 
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -162,7 +162,7 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
     return tiles.flatten(3, 4).flatten(1, 2)
 
 
-def _sum_in_parts(left: Tensor, right: Tensor, length: int = 32) -> Tensor:
+def _sum_in_parts(left: Tensor, right: Tensor, length: int = 64) -> Tensor:
     """Batched matrix product whose sums are taken in parts: a short sum rounds less."""
     total = left.new_empty(*left.shape[:2], right.shape[2])
     for start in range(0, left.shape[2], length):
@@ -189,7 +189,6 @@ if TYPE_CHECKING:
 
     class _Context(FunctionCtx):
         plan: Plan
-        kernel: Factors | None
         saved_tensors: tuple[Tensor, ...]
         needs_input_grad: tuple[bool, ...]
 else:
@@ -204,8 +203,8 @@ _BLOCK_TILES = 256
 class FrequencyConvolution(torch.autograd.Function):
     """Convolution as products in the frequency domain; so are both gradients.
 
-    Between the passes nothing but images and weight is kept: to cut and transform them again costs
-    less than to hold their factors.
+    Between the passes images, weight and its factors are kept. The images are cut and transformed
+    again: their factors take more memory the more images there are, and less time to make.
     """
 
     @staticmethod
@@ -215,14 +214,16 @@ class FrequencyConvolution(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         plan: Plan,
-        kernel: Factors | None,
+        kernel: list[list[Tensor]] | None,
     ) -> Tensor:
         """Returns (B, out, outH, outW); the kernel factors may come with the weight."""
-        ctx.plan, ctx.kernel = plan, kernel
-        ctx.save_for_backward(images, weight)
+        if kernel is None:
+            kernel = [list(bands) for bands in kernel_factors(plan, weight)]
+        ctx.plan = plan
+        ctx.save_for_backward(images, weight, *(chain(*kernel) if ctx.needs_input_grad[0] else ()))
         size = _block_size(plan)
         if len(images) <= size:
-            return own_view(_convolve(plan, images, weight, bias, kernel))
+            return own_view(_convolve(plan, images, bias, kernel))
         outputs = torch.empty(
             (len(images), len(weight), *plan.output_grid),
             dtype=weight.dtype,
@@ -230,7 +231,7 @@ class FrequencyConvolution(torch.autograd.Function):
             memory_format=torch.channels_last,
         )
         for block, target in zip(images.split(size), outputs.split(size), strict=True):
-            target.copy_(_convolve(plan, block, weight, bias, kernel))
+            target.copy_(_convolve(plan, block, bias, kernel))
         return outputs
 
     @staticmethod
@@ -239,7 +240,7 @@ class FrequencyConvolution(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         """Returns the gradients of images, weight and bias."""
         plan = ctx.plan
-        images, weight = ctx.saved_tensors
+        images, weight, *factors = ctx.saved_tensors
         if torch.is_grad_enabled():
             return (
                 *differentiable_gradients(
@@ -253,8 +254,10 @@ class FrequencyConvolution(torch.autograd.Function):
                 None,
                 None,
             )
+        remaining = iter(factors)
+        kernel = [list(islice(remaining, len(phase.taps))) for phase in plan.phases]
         parts = [
-            _convolve_back(ctx, block, ahead)
+            _convolve_back(ctx, block, ahead, kernel)
             for block, ahead in zip(
                 images.split(_block_size(plan)), gradient.split(_block_size(plan)), strict=True
             )
@@ -271,11 +274,8 @@ class FrequencyConvolution(torch.autograd.Function):
         return by_images, by_weight, by_bias, None, None
 
 
-def _convolve(
-    plan: Plan, images: Tensor, weight: Tensor, bias: Tensor | None, kernel: Factors | None
-) -> Tensor:
+def _convolve(plan: Plan, images: Tensor, bias: Tensor | None, kernel: Factors) -> Tensor:
     """The outputs of one block of images."""
-    kernel = kernel_factors(plan, weight) if kernel is None else kernel
     products = multiply_factors(plan, cut_tiles(plan, images), kernel)
     outputs = interpolate(plan, products)  # (row, column, tile, out)
     if bias is not None:
@@ -284,16 +284,15 @@ def _convolve(
 
 
 def _convolve_back(
-    ctx: _Context, images: Tensor, gradient: Tensor
+    ctx: _Context, images: Tensor, gradient: Tensor, kernel: Factors
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of images and weight of one block of images, where they are needed."""
-    plan, weight = ctx.plan, ctx.saved_tensors[1]
+    plan = ctx.plan
     by_images = by_weight = None
     gradients = transform_gradient(plan, cut_outputs(plan, gradient))
     if ctx.needs_input_grad[1]:
         by_weight = weight_gradient(plan, gradients, cut_tiles(plan, images))
     if ctx.needs_input_grad[0]:
-        kernel = kernel_factors(plan, weight) if ctx.kernel is None else ctx.kernel
         tiles = tile_gradient(plan, gradients, kernel, channels=images.shape[1])
         by_images = join_tiles(plan, tiles)
     return by_images, by_weight
