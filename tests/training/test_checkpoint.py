@@ -85,6 +85,22 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def test_a_damaged_checkpoint_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
+    state = make_state(1)
+    for step in (3, 9):
+        state.step = step
+        save_checkpoint(tmp_path, state, {})
+    flip_byte(list_checkpoints(tmp_path)[0])
+    warnings: list[str] = []
+    found = newest_checkpoint(tmp_path, warnings.append)
+    assert found is not None
+    assert (found[1]["step"], len(warnings)) == (3, 1)
+    state.step = 4
+    save_checkpoint(tmp_path, state, {})
+    names = [path.name for path in list_checkpoints(tmp_path)]
+    assert names == ["step-000000004.safetensors", "step-000000003.safetensors"]
+
+
 def write_other_json(path: Path) -> None:
     path.write_text('{"epochs": 3}')
 

@@ -225,13 +225,15 @@ def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) 
         for stale in path.parent.glob(f".step-*{SUFFIX}"):  # of a kill in the middle of writing
             stale.unlink()
         write_tensors(path, state.tensors(), {**record, **state.counts()})
-        for old in list_checkpoints(run)[NUM_KEPT:]:
-            old.unlink(missing_ok=True)
+        # One of a later step is damaged: the run went on from the one before it.
+        kept = [each for each in list_checkpoints(run) if each.name <= path.name][:NUM_KEPT]
+        for other in set(list_checkpoints(run)) - set(kept):
+            other.unlink(missing_ok=True)
     except OSError as error:
-        kept = f"{older[0]} is whole" if older else "there is none before it"
+        before = f"{older[0]} is whole" if older else "there is none before it"
         raise OSError(
             f"the checkpoint of step {state.step:,} could not be written to {run} "
-            f"({error.strerror}); {kept}"
+            f"({error.strerror}); {before}"
         ) from error
 
 
