@@ -51,6 +51,25 @@ def test_a_fraction_of_each_class_is_for_testing(animals: Path) -> None:
     assert len(seen) == 30  # every image is in just one of the two
 
 
+def test_an_image_more_leaves_the_others_where_they_were(animals: Path) -> None:
+    before = set(load(animals).files or ())
+    digest = load(animals).files_digest
+    write_image(animals / "cat" / "000.png")  # comes first in the alphabet
+    (animals / "dog" / "07.png").rename(animals / "dog" / "007.png")
+    after, tested = load(animals), load(animals, "test")
+    assert len(before & set(tested.files or ())) <= 2  # at most one for each that came or went
+    assert after.files_digest != digest
+
+
+def test_files_are_told_by_class_and_name_wherever_they_lie(animals: Path) -> None:
+    digest = load(animals).files_digest
+    moved = animals.rename(animals.with_name("elsewhere"))
+    assert load(moved).files_digest == digest
+    assert load(moved, "test").files_digest != digest
+    (moved / "cat").rename(moved / "lynx")
+    assert load(moved).files_digest != digest
+
+
 @pytest.mark.parametrize(
     ("side", "mode", "shape"),
     [(36, "L", (1, 36, 36)), (9, "1", (1, 28, 28)), (70, "RGB", (3, 48, 48))],

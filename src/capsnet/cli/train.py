@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, make_dataclass, replace
 from json import dumps
@@ -30,7 +30,7 @@ from capsnet.training import (
 )
 from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
-from capsnet.training.checkpoint import check_same_config, newest_checkpoint
+from capsnet.training.checkpoint import check_same_config, has_same_files, newest_checkpoint
 from capsnet.training.config import check_count, from_dict, override, to_dict
 from capsnet.training.evaluation import check_origin
 from capsnet.training.loop import prepare
@@ -257,6 +257,8 @@ def evaluate(
         if isinstance(names, list):
             known = from_dict(plain).data.name if isinstance(plain, dict) else None
             check_origin(known, names, examples)
+    if data.name == "folder" and split != "train":
+        _warn_of_leak(models, [record for _, record in loaded], data)
     reporter = choose_reporter()
     try:
         evaluation = evaluate_models(
@@ -294,6 +296,20 @@ def _load_examples(data: DataConfig, split: Literal["train", "validation", "test
         if data.data_dir is None or data.data_dir.expanduser().is_dir():
             raise
         raise ValueError(f"{error}; --data-dir says where the data is now") from None
+
+
+def _warn_of_leak(
+    models: Sequence[str], records: Sequence[Mapping[str, object]], data: DataConfig
+) -> None:
+    """Says so if images may be tested that a network was trained on, as the folder has changed."""
+    trained_on = _load_examples(data, "train")
+    for source, record in zip(models, records, strict=True):
+        if not has_same_files(record, trained_on):
+            print(
+                f"capsnet: {data.data_dir} has not the training images of {source} any more; "
+                "some that are tested now may be among those it learned from",
+                file=sys.stderr,
+            )
 
 
 def list_all(*, json: Flag = False) -> int:

@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from capsnet.data.order import shuffle
 from capsnet.data.storage import find_data_dir
 from capsnet.drafts import write_atomically
 
@@ -30,6 +29,7 @@ _GREY = {"1", "L", "LA", "La", "I", "F"}  # of Pillow's modes; a palette has col
 _DIGEST_SIZE = 32
 _NUM_NAMED = 5  # files that an error names besides the first
 _PATIENCE = 2.0  # seconds of reading without a word
+_PREPARATION = 2  # to be counted up when `fit_image` makes other bytes of a file: old caches end
 
 # The images of the last folder whose cache could not be written, under the cache's name.
 _uncached: dict[str, UInt8[np.ndarray, "N C H W"]] = {}
@@ -68,7 +68,7 @@ def list_folder(folder: Path, *, test_fraction: float, seed: int) -> ImageFolder
         in_test = [
             number
             for name, paths in files.items()
-            for number in _choose_test(folder / name, len(paths), test_fraction, seed)
+            for number in _choose_test(folder / name, paths, test_fraction, seed)
         ]
         return _gather([files], in_test)
     if names != {"train", "test"}:
@@ -120,9 +120,8 @@ def load_folder(
         raise ValueError(f"image_channels must be 3 for colour or 1 for grey, got {num_channels}")
     shape = (len(contents.paths), num_channels, size, size)
     place = f"{folder.resolve()}/{size}x{num_channels}"
-    listing = json.dumps(
-        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in contents.paths]
-    )
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in contents.paths]
+    listing = json.dumps([_PREPARATION, files])
     # One cache for each folder and form; its name's second half is what it was made from.
     cache = find_data_dir() / "folders" / f"{_digest(place)}-{_digest(listing)}.bytes"
     cached = _open_cache(cache, shape)
@@ -231,16 +230,19 @@ def _list_classes(folder: Path, subfolders: list[Path]) -> dict[str, list[Path]]
     return classes
 
 
-def _choose_test(folder: Path, count: int, fraction: float, seed: int) -> list[int]:
-    """1 for test and 0 for training, for each image of a class; at least one of either."""
-    if count < 2:
+def _choose_test(folder: Path, paths: list[Path], fraction: float, seed: int) -> list[int]:
+    """1 for test and 0 for training, for each image of a class; at least one of either.
+
+    The order of the names' digests decides: one image more or less moves at most one other.
+    """
+    if len(paths) < 2:
         raise ValueError(
             f"a class needs two images or more to be divided into training and test, "
-            f"but {folder} has {count}"
+            f"but {folder} has {len(paths)}"
         )
-    num_test = min(max(round(count * fraction), 1), count - 1)
-    order = shuffle(np.arange(count), count, seed=seed, epoch=0)
-    return [int(place < num_test) for place in order]
+    num_test = min(max(round(len(paths) * fraction), 1), len(paths) - 1)
+    for_test = sorted(paths, key=lambda path: _digest(f"{seed}/{path.name}"))[:num_test]
+    return [int(path in for_test) for path in paths]
 
 
 def _gather(parts: list[dict[str, list[Path]]], in_test: list[int]) -> ImageFolder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +46,14 @@ class Split(ABC):
     """Where the examples come from, in one line."""
     files: tuple[Path, ...] | None = None
     """The file of each example, where every one has its own."""
+
+    @property
+    def files_digest(self) -> str | None:
+        """A digest of which files it is made of, by class and name; None without such files."""
+        if self.files is None:
+            return None
+        names = sorted(f"{path.parent.name}/{path.name}" for path in self.files)
+        return hashlib.blake2b(os.fsencode("\0".join(names)), digest_size=16).hexdigest()
 
     @property
     def num_classes(self) -> int:

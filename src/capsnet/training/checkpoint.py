@@ -312,6 +312,13 @@ def check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
         )
 
 
+def has_same_files(record: Mapping[str, object], split: Split) -> bool:
+    """Whether a run was trained on the very files of a split, as far as its record tells."""
+    data = record.get("data")
+    known = data.get("files") if isinstance(data, dict) else None
+    return known is None or known == split.files_digest
+
+
 def _check_same_data(run: str | Path, record: Mapping[str, object], split: Split) -> None:
     names, data = record["class_names"], record["data"]
     assert isinstance(names, list)
@@ -325,6 +332,11 @@ def _check_same_data(run: str | Path, record: Mapping[str, object], split: Split
                 f"the data of {run} has changed ({what}: {old}, now {new}); "
                 "a run goes on with the data that it began with"
             )
+    if not has_same_files(record, split):
+        raise ValueError(
+            f"the data of {run} has changed (as many training images, but other ones); "
+            "a run goes on with the data that it began with"
+        )
 
 
 def newest_checkpoint(
