@@ -50,6 +50,7 @@ def test_idx_reads_what_was_written(zipped: bool, tmp_path: Path) -> None:
         (lambda data: b"\3\x08\0\0" + data[4:], "has its bytes swapped"),
         (lambda data: b"\0\0\x08\1" + data[4:], "IDX magic number 00000803, got 00000801"),
         (lambda data: data[:4] + b"\xff" * 8 + data[12:], "is truncated: |header promises"),
+        (lambda data: data[:4] + bytes(4) + data[8:], "is too long: "),
     ],
 )
 def test_idx_refuses_a_wrong_file(
@@ -117,6 +118,20 @@ def test_cifar10_refuses_a_wrong_batch(
     folder = dataset_files.write_cifar10(tmp_path, python=python, archive=False)
     (folder / ("test_batch" if python else "test_batch.bin")).write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
+        read_cifar10(folder, "test")
+
+
+def test_cifar10_refuses_nested_labels_at_once(tmp_path: Path) -> None:
+    folder = dataset_files.write_cifar10(tmp_path, python=True, archive=False)
+    whole = (folder / "test_batch").read_bytes()
+    key = b"U\x06labels" if b"U\x06labels" in whole else b"X\x06\0\0\0labels"
+    # A number, then pairs of the pair before: 2⁶⁰ numbers in all.
+    nested = b"K\1" + b"".join(b"q%ch%c\x86" % (number, number) for number in range(100, 160))
+    # A second entry of that name, after all others: what a dict keeps.
+    harmed = whole.removesuffix(b"u.") + key + nested + b"u."
+    assert harmed != whole + key + nested + b"u."
+    (folder / "test_batch").write_bytes(harmed)
+    with pytest.raises(ValueError, match="its labels are no list of numbers"):
         read_cifar10(folder, "test")
 
 
@@ -337,6 +352,8 @@ def test_norb_reads_halved_pairs_and_categories(
         (lambda data: data[:8] + b"\xff\xff\xff\x7f" + data[12:], "header promises|is truncated"),
         (lambda data: data[:16] + b"\xfe\xff\xff\x7f" * 2 + data[24:], "header promises"),
         (lambda data: data[:8] + b"\xff\xff\xff\xff" + data[12:], "header promises"),
+        (lambda data: data[:8] + bytes(4) + data[12:], "is too long"),
+        (lambda data: data[:16] + bytes(4) + data[20:], "is too long"),
     ],
 )
 def test_norb_refuses_a_wrong_file(change: object, sentence: str, tmp_path: Path) -> None:

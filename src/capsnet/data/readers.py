@@ -39,7 +39,7 @@ def fill_exactly(
     file: io.BufferedIOBase, array: Shaped[np.ndarray, ...], path: Path, *, last: bool = True
 ) -> None:
     """Reads the next bytes of the file into the array, with nothing after the `last` of them."""
-    view = memoryview(array.data).cast("B")
+    view = array.reshape(-1).view(np.uint8).data
     filled = spare = 0
     try:
         while filled < len(view) and (count := file.readinto(view[filled:])):
@@ -161,9 +161,11 @@ def _pickled_records(data: bytes, path: Path) -> UInt8[np.ndarray, "n 3073"]:
         _, (count, width), _, _, pixels = array["state"]  # type: ignore[index]
         flat = np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)
         images = flat.reshape(count, width)
-        column = np.array(labels, dtype=np.uint8).reshape(count, 1)
         if width != _CIFAR_RECORD - 1:
             raise ValueError(f"its images have {width} values")
+        if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+            raise ValueError("its labels are no list of numbers")  # nested ones may take for ever
+        column = np.array(labels, dtype=np.uint8).reshape(count, 1)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"{path} is truncated or no CIFAR-10 batch: {error}") from error
     return np.concatenate((column, images), axis=1)
@@ -323,7 +325,7 @@ def read_norb_images(path: Path) -> UInt8[np.ndarray, "N 2 H W"]:
         if num_channels != 2 or height % 2 or width % 2:
             raise ValueError(f"{path} must hold stereo pairs of even size, got {shape}")
         reduced = _allocate((count, num_channels, height // 2, width // 2), path)
-        for start in range(0, count, _BLOCK):
+        for start in range(0, max(count, 1), _BLOCK):  # of none at all, too, the end is looked at
             stop = min(start + _BLOCK, count)
             block = _allocate((stop - start, *shape[1:]), path)
             fill_exactly(file, block, path, last=stop == count)
