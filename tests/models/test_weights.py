@@ -143,6 +143,10 @@ def test_weights_that_do_not_fit_their_config_are_refused_before_memory_is_taken
         ValueError, match=r"stored weight conv\.weight must have shape \(1000000000"
     ):
         weights.load_weights(path)
+    beyond = {"kind": "cnn", "hidden_sizes": [2**31, 2**31]}
+    weights.write_tensors(path, tensors, {"model": beyond})
+    with pytest.raises(ValueError, match="no network can be so large"):
+        weights.load_weights(path)
     del tensors["classes.bias"]
     weights.write_tensors(path, tensors, {"model": weights.config_to_dict(SMALL)})
     with pytest.raises(ValueError, match=r"classes\.bias on one side only"):

@@ -104,8 +104,11 @@ def model_from_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Mo
 
     Sizes are compared before any memory is taken, and the global random state stays untouched.
     """
-    with torch.device("meta"):
-        wanted = model_from_config(config).state_dict()
+    try:
+        with torch.device("meta"):
+            wanted = model_from_config(config).state_dict()
+    except RuntimeError as error:  # PyTorch counts bytes even here
+        raise ValueError(f"no network can be so large: {error}") from None
     _check_fit(wanted, tensors)
     with torch.random.fork_rng(devices=[]):
         model = model_from_config(config)
