@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 from capsnet.functional import frequency as frequency_module
@@ -263,6 +264,28 @@ def test_what_is_written_behind_autograd_s_back_is_noticed(write: str) -> None:
             weight.numpy()[...] *= 2
         after = convolve2d(images, weight, algorithm="frequency")
     assert_close(after, 2 * before)
+
+
+def test_a_small_change_beside_a_large_sum_is_noticed() -> None:
+    images, weight = torch.ones(1, 64, 8, 8), torch.ones(64, 64, 5, 5)
+    before = convolve2d(images, weight, algorithm="frequency")
+    weight.data[0, 0, 0, 0] += 0.003  # of a sum of 102,400, which float32 has in steps of 0.008
+    after = convolve2d(images, weight, algorithm="frequency")
+    assert_close(after[0, 0] - before[0, 0], torch.full((4, 4), 0.003), atol=1e-3, rtol=0)
+
+
+# PyTorch's own forward mode uses what PyTorch has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
+@pytest.mark.parametrize("algorithm", ["patches", "frequency"])
+def test_forward_mode_has_the_derivative_of_the_direct_form(algorithm: Algorithm) -> None:
+    images, weight, direction = (
+        torch.randn(size, dtype=torch.float64)
+        for size in ((2, 3, 8, 9), (4, 3, 5, 6), (4, 3, 5, 6))
+    )
+    with forward_ad.dual_level():
+        outputs = convolve2d(images, forward_ad.make_dual(weight, direction), algorithm=algorithm)
+        tangent = forward_ad.unpack_dual(outputs).tangent
+    assert_close(tangent, F.conv2d(images, direction))
 
 
 def test_weight_at_rest_is_transformed_once_for_each_of_two_sizes(

@@ -169,7 +169,7 @@ def choose_algorithm(
 def is_traced() -> bool:
     """Returns whether someone records or transforms the operations, so that it is no plain run.
 
-    Compilation and export do, and the transforms of `torch.func`.
+    Compilation and export do, the transforms of `torch.func`, and derivatives in forward mode.
 
     >>> is_traced()
     False
@@ -179,6 +179,7 @@ def is_traced() -> bool:
         or torch.onnx.is_in_onnx_export()
         or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
     )
 
 

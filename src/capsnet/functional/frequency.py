@@ -60,7 +60,7 @@ def recall_factors(plan: Plan, weight: Tensor) -> list[list[Tensor]] | None:
     ):
         _remembered.pop(weight, None)
         return None
-    state = weight._version, weight.data_ptr(), float(weight.detach().sum())
+    state = weight._version, weight.data_ptr(), float(weight.detach().sum(dtype=torch.float64))
     known = _remembered.get(weight)
     factors = known.factors if known and known.state == state else {}
     if plan not in factors:
