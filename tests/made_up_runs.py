@@ -6,7 +6,7 @@ from capsnet.models import model_from_config
 from capsnet.models.weights import save_weights
 from capsnet.training import configure
 from capsnet.training.config import to_dict
-from capsnet.training.records import describe_environment, write_json
+from capsnet.training.records import describe_environment, file_digest, write_json
 
 ORIGINS = {
     "mnist-40": "MNIST, placed at random in 40×40",
@@ -54,7 +54,7 @@ def write_run(
         "seconds": 60.0,
         "metrics": metrics,
         **describe_environment(),
-        "files": {"weights.safetensors": f"{folder.name} {error}"},
+        "files": {weights.name: file_digest(weights) if with_weights else f"{folder.name} {error}"},
         **({} if earlier is None else {"earlier": earlier}),
     }
     write_json(folder / "result.json", record)

@@ -2,6 +2,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,7 +210,7 @@ def test_weights_by_name_are_taken_and_their_difference_is_noted(tmp_path: Path)
     [run] = look(tmp_path, WIDE, weights=("mnist",))["capsnet"]
     note = describe_difference(run, WIDE)
     assert note is not None
-    assert note.startswith("mnist is not the network of the preset mnist: ")
+    assert note.startswith("mnist is not as the preset mnist has it: ")
     assert "conv_channels 256 instead of 512, primary_types 32 instead of 64." in note
     narrow = write_run(
         tmp_path / "a", "mnist", error=0.1, changes={"model": TINY}, with_weights=True
@@ -302,6 +303,19 @@ def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_shipped")
+def test_claims_measure_no_other_run_in_the_folder_of_a_recorded_one(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    options = Options(runs=runs, out=tmp_path, train=False)
+    recorded = write_run(runs / "mnist-seed0", "mnist", error=0.002)
+    reproduce("claims", options)
+    shutil.rmtree(recorded)
+    write_run(recorded, "mnist", error=0.9, steps=10, with_weights=True)
+    rows = reproduce("claims", replace(options, overwrite=True)).record["rows"]
+    assert isinstance(rows, list)
+    assert [row["values"] for row in rows[-2:]] == [[], []]
+
+
+@pytest.mark.usefixtures("nothing_shipped")
 def test_claims_without_a_run_of_mnist_leave_its_rows_empty(tmp_path: Path) -> None:
     for preset, error in (("mnist-r1", 0.004), ("mnist-r1-norecon", 0.006)):
         write_run(tmp_path / "runs" / preset, preset, error=error)
@@ -325,6 +339,7 @@ def test_claims_compare_runs_of_the_same_seed_and_length(tmp_path: Path) -> None
     assert isinstance(rows, list)
     assert rows[1]["mean"] is None
     assert (rows[3]["mean"], rows[3]["seeds"]) == (pytest.approx(0.005 - 0.009), [1])
+    assert rows[3]["seconds"] == 120  # of both networks
 
 
 @pytest.mark.usefixtures("nothing_shipped")
@@ -452,6 +467,21 @@ def test_an_error_on_other_files_of_affnist_is_measured_anew(tmp_path: Path) -> 
     rows = reproduce("affnist", options).record["rows"]
     assert isinstance(rows, list)
     assert [row["num_examples"] for row in rows] == [10_000, 10_000, 20, 20]
+
+
+def test_a_result_on_affnist_is_made_anew_when_its_author_s_files_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, preset in (("a", "affnist"), ("b", "affnist-cnn")):
+        write_run(tmp_path / "runs" / name, preset, error=0.01, others={"affnist": 0.2})
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False)
+    assert reproduce("affnist", options).is_new
+    assert not reproduce("affnist", options).is_new
+    monkeypatch.setattr(
+        "capsnet.experiments.catalogue.load_split",
+        lambda data, split: SimpleNamespace(origin="affNIST, its author's files"),
+    )
+    assert reproduce("affnist", options).is_new
 
 
 @pytest.mark.parametrize(

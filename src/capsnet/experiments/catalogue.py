@@ -1,13 +1,14 @@
 """Every table and figure of the paper: what it needs, what it costs, and how it is made."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from capsnet.checks import unknown_name
+from capsnet.data import load_split
 from capsnet.experiments import claims, digits, iterations, overlap, tables
 from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
 from capsnet.experiments.runs import (
@@ -180,7 +181,12 @@ def reproduce(
     found = gather(experiment.needs, options, say, reporter, recorded_runs(stored, say))
     _check_data(experiment, found)
     inputs = _inputs(found, options)
-    if stored is not None and stored.get("inputs") == inputs and not options.overwrite:
+    is_current = (
+        stored is not None
+        and stored.get("inputs") == inputs
+        and _is_of_data(stored, experiment, options)
+    )
+    if stored is not None and is_current and not options.overwrite:
         names = stored["pictures"]
         assert isinstance(names, list)
         pictures = tuple(images / str(each) for each in names)
@@ -188,7 +194,7 @@ def reproduce(
             return Reproduced(stored, result, pictures, is_new=False)
     elif stored is not None and options.weights and not options.overwrite:
         raise ValueError(
-            f"{result} was obtained with other networks or options; "
+            f"{result} was obtained with other networks, options or data; "
             "--out writes into a folder of its own, --overwrite replaces it"
         )
     started = time.monotonic()
@@ -256,6 +262,14 @@ def _differences(experiment: Experiment, found: Found, options: Options) -> list
 def _parts(found: Found) -> list[str]:
     """Notes on networks that were trained in several parts."""
     return [note for runs in found.values() for run in runs if (note := run.describe_parts())]
+
+
+def _is_of_data(stored: Mapping[str, object], experiment: Experiment, options: Options) -> bool:
+    """Whether a result is of the files that are there now: affNIST's may have come since."""
+    known = stored.get("data")
+    assert isinstance(known, list)
+    sets = {name for need in experiment.needs for name in configure(need.preset).evaluate_on}
+    return all(load_split(options.data(name), "test").origin in known for name in sets)
 
 
 def _inputs(found: Found, options: Options) -> dict[str, object]:

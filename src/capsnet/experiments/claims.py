@@ -72,11 +72,16 @@ def measure_claims(found: Found, options: Options) -> Outcome:
     """What routing, reconstruction and priors change, and which dimension follows the width."""
     rows = []
     for row, (_, first, second, _) in zip(CLAIMS, _DIFFERENCES, strict=False):
-        pairs = _pair(found.get(first, []), found.get(second, []))
-        errors = [list_errors(pair, find_dataset(first)) for pair in pairs]
-        changes = [pair[0] - pair[1] for pair in errors if len(pair) == 2]
-        rows.append(fill(row, changes, [ours for ours, _ in pairs]))
-    present = [run for run in found["mnist"] if run.weights.exists()]
+        pairs = [
+            (pair, errors)
+            for pair in _pair(found.get(first, []), found.get(second, []))
+            if len(errors := list_errors(pair, find_dataset(first))) == 2
+        ]
+        changes = [ours - theirs for _, (ours, theirs) in pairs]
+        filled = fill(row, changes, [ours for (ours, _), _ in pairs])
+        seconds = sum(run.seconds or 0 for pair, _ in pairs for run in pair)
+        rows.append(replace(filled, seconds=seconds) if pairs else filled)
+    present = [run for run in found["mnist"] if run.is_here]
     widths = _measure_widths(present[0], options) if present else _NO_WIDTHS
     rows += widths.rows
     caption = figures.Caption(

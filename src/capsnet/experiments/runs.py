@@ -345,13 +345,13 @@ def describe_difference(run: Trained, need: Need) -> str | None:
     preset = configure(need.preset, need.changes)
     differing = differing_fields(run.config or preset, preset)
     parts = [
-        f"{name.removeprefix('model.')} {ours} instead of {theirs}"
+        f"{name.partition('.')[2]} {ours} instead of {theirs}"
         for name, (ours, theirs) in differing.items()
-        if name.startswith("model.") and _is_decisive(name)
+        if name.startswith(("data.", "model.")) and _is_decisive(name)
     ]
     if not parts:
         return None
-    return f"{run.source} is not the network of the preset {need.preset}: {', '.join(parts)}."
+    return f"{run.source} is not as the preset {need.preset} has it: {', '.join(parts)}."
 
 
 def _is_decisive(name: str) -> bool:

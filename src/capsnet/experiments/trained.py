@@ -10,7 +10,7 @@ from capsnet.models import Model
 from capsnet.models.weights import WEIGHTS, load_weights
 from capsnet.training import TrainConfig
 from capsnet.training.config import from_dict
-from capsnet.training.records import LOG
+from capsnet.training.records import LOG, file_digest
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,19 @@ class Trained:
         count = self.metrics.get(dataset, {}).get("num_examples")
         return count if isinstance(count, int) else None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether its file is; a run that a result names may have been on another machine."""
+        return self.weights.exists() and file_digest(self.weights) == self.digest
+
     def load(self) -> Model:
         """The network, ready for inference."""
-        return load_weights(self.weights)[0]
+        model, _ = load_weights(self.weights)
+        if not self.is_here:
+            raise ValueError(
+                f"{self.weights} is of another training than the {self.source} recorded"
+            )
+        return model
 
     def log(self) -> list[dict[str, object]]:
         """Lines of the run's log; none for weights without a run."""
