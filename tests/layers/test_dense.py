@@ -82,6 +82,18 @@ def test_works_under_autocast() -> None:
         assert_close(layer(capsules).float(), expected, rtol=0.1, atol=0.05)
 
 
+@pytest.mark.usefixtures("without_annotation_checks")  # sizes are tensors then
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_tracing_gives_the_same_outputs_for_any_batch() -> None:
+    layer = layer_of()
+    traced = torch.jit.trace(  # type: ignore[attr-defined]
+        layer, torch.randn(B, I, D, dtype=torch.float64)
+    )
+    capsules = torch.randn(B + 1, I, D, dtype=torch.float64)
+    assert_close(traced(capsules), layer(capsules))
+
+
 def test_repr_tells_sizes_and_routing() -> None:
     assert repr(layer_of(orphan=True)) == (
         "DenseCapsules(6x4D -> 3x5D, num_iterations=3, "

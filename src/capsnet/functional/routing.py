@@ -95,7 +95,7 @@ class Votes:
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | float) -> Float[Tensor, "B J E"]:
         """Returns Σ_i c_ij û_j|i (Eq. 2)."""
-        if isinstance(coupling, float):
+        if isinstance(coupling, float) or coupling.ndim == 0:  # sizes are tensors to jit.trace
             return self.votes.sum(dim=1) * coupling
         return torch.einsum("bij,bije->bje", coupling, self.votes)
 
@@ -109,7 +109,7 @@ def couple_parents(
 ) -> Float[Tensor, "B I J"] | float:
     """Returns the softmax over J parents that all capsules share (Eq. 3)."""
     if logits is None:
-        return 1 / (num_parents + orphan)
+        return 1 / (num_parents + int(orphan))
     if not orphan:
         return logits.softmax(dim=-1)
     # §7: a capsule may send its output to none of the parents. That its logit is a constant zero
