@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Float32
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from capsnet.data.augment import standardise
@@ -163,7 +163,7 @@ def classify(
 
 def _open(image: object) -> Image.Image:
     if isinstance(image, Image.Image):
-        return image
+        return ImageOps.exif_transpose(image)
     if not isinstance(image, str | PathLike):
         kind = type(image).__name__
         raise ValueError(f"images must be files or Pillow's (Image.fromarray), got {kind}")
