@@ -81,10 +81,12 @@ def test_json_and_csv_say_the_same(
     image.paste(0, (10, 5, 15, 40))
     image.save(tmp_path / "a, b.png")
     common = (tmp_path / "a, b.png", "--weights", weights, "--num-labels", 2)
-    assert run(*common, "--format", "json") == 0
+    drawn = (*common, "--reconstructions", tmp_path / "seen")
+    assert run(*drawn, "--format", "json") == 0
     [answer] = json.loads(capsys.readouterr().out)
-    assert run(*common, "--format", "csv") == 0
+    assert run(*drawn, "--format", "csv") == 0
     [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["reconstruction"] == answer["reconstruction"]
     assert row["file"] == answer["file"] == str(tmp_path / "a, b.png")
     assert row["classes"] == "; ".join(answer["classes"])
     assert row["polarity"] == answer["polarity"] == "dark on light"
@@ -169,6 +171,22 @@ def test_bad_files_are_named_and_the_good_ones_classified(
     assert "bad.png: an image must be one of" in bad
 
 
+def test_a_folder_gives_its_visible_images_and_names_what_is_left_out(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in" / ".hidden").mkdir(parents=True)
+    for name in ("a.png", "b.JFIF", "c.pnm", ".hidden/d.png"):
+        form = {".JFIF": "JPEG", ".pnm": "PPM"}.get(Path(name).suffix)
+        Image.new("L", (28, 28)).save(tmp_path / "in" / name, format=form)
+    for name in ("._a.png", "notes.txt"):
+        (tmp_path / "in" / name).write_text("no image")
+    assert run(tmp_path / "in", "--weights", weights, "--json") == 0
+    said = capsys.readouterr()
+    names = [Path(answer["file"]).name for answer in json.loads(said.out)]
+    assert names == ["a.png", "b.JFIF", "c.pnm"]
+    assert said.err == f"capsnet: left out, by their endings: {tmp_path / 'in' / 'notes.txt'}\n"
+
+
 def test_blank_image_is_said_to_have_no_ink(
     tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +215,7 @@ def test_each_mistake_is_one_sentence(
     tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "text.png").write_text("no image")
     Image.new("L", (28, 28)).save(tmp_path / "good.png")
     config = CapsNetConfig(conv_channels=2, primary_types=2, decoder=False)
@@ -205,6 +224,7 @@ def test_each_mistake_is_one_sentence(
     mistakes = [
         ((), "predict needs at least one image or folder"),
         ((tmp_path / "none.png",), "none.png is not there"),
+        ((tmp_path / "pipe.png",), "pipe.png is no file"),
         ((tmp_path / "empty",), "holds no images"),
         ((tmp_path / "text.png", "--weights", weights), "text.png: an image must be one of"),
         ((good, "--weights", "minst"), "unknown weights 'minst'"),

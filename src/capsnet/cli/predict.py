@@ -14,14 +14,15 @@ from PIL import Image
 
 from capsnet.checks import check_num_labels
 from capsnet.cli import Flag, describe_os_error
+from capsnet.data.folder import FORMATS
 from capsnet.models import CapsNet
 from capsnet.playground.networks import BATCH_SIZE, TrainedNetwork, load_networks
 from capsnet.playground.pictures import Prepared, open_image, to_bytes
 
 Complain = Callable[[str], None]
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_BYTES = 200_000_000
+_NUM_NAMED = 5  # files of a folder that are said to be left out
 
 
 def predict(
@@ -93,20 +94,28 @@ def predict(
 
 
 def _find_images(given: Sequence[Path], complain: Complain) -> Iterator[Path]:
+    """Files that were named, and those in folders whose endings are of images; no hidden ones."""
+    endings = Image.registered_extensions()
     for path in given:
         if path.is_dir():
-            found = sorted(
+            inside = sorted(
                 each
                 for each in path.rglob("*")
-                if each.suffix.lower() in SUFFIXES and each.is_file()
+                if each.is_file() and not any(n[0] == "." for n in each.relative_to(path).parts)
             )
+            found = [each for each in inside if endings.get(each.suffix.lower()) in FORMATS]
+            others = sorted(set(inside) - set(found))
             if not found:
-                complain(f"{path} holds no images ({', '.join(SUFFIXES)})")
+                complain(f"{path} holds no images ({', '.join(FORMATS)})")
+            elif others:
+                names = ", ".join(str(each) for each in others[:_NUM_NAMED])
+                more = ", …" if len(others) > _NUM_NAMED else ""
+                print(f"capsnet: left out, by their endings: {names}{more}", file=sys.stderr)
             yield from found
         elif path.is_file():
             yield path
         else:
-            complain(f"{path} is not there")
+            complain(f"{path} is no file" if path.exists() else f"{path} is not there")
 
 
 def _prepare(
@@ -176,7 +185,8 @@ def _describe(answer: dict[str, object]) -> str:
 def _print_csv(answers: Sequence[dict[str, object]], names: Sequence[str]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "classes", "polarity", "blank", *names])
+    drawn = ["reconstruction"] if any("reconstruction" in answer for answer in answers) else []
+    writer.writerow(["file", "classes", "polarity", "blank", *drawn, *names])
     for answer in answers:
         scores = answer.get("lengths", answer.get("probabilities"))
         classes = answer["classes"]
@@ -187,6 +197,7 @@ def _print_csv(answers: Sequence[dict[str, object]], names: Sequence[str]) -> No
             "; ".join(classes),
             answer["polarity"] or "",
             str(answer["blank"]).lower(),
+            *(answer[column] for column in drawn),
         ]
         writer.writerow([*row, *(scores[name] for name in names)])
     sys.stdout.write(text.getvalue())
