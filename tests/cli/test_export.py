@@ -34,6 +34,8 @@ def test_a_run_becomes_a_file_of_its_name(
     assert run("my-run", "--format", "torch-export") == 2
     assert "my-run.pt2 exists; --overwrite replaces it" in capsys.readouterr().err
     assert (tmp_path / "my-run.pt2").read_bytes() == before
+    assert run("my-run", "--format", "torch-export", "--out", "my-run") == 2
+    assert "--out must be a file, but my-run is a folder" in capsys.readouterr().err
     (tmp_path / "my-run.pt2").write_text("something else")
     assert run("my-run", "--format", "torch-export", "--overwrite") == 0
     program = torch.export.load(tmp_path / "my-run.pt2").module()

@@ -43,6 +43,8 @@ def export(
     path = out or Path(f"{network.name}{suffix}")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} must be a folder that exists")
+    if path.is_dir():
+        raise ValueError(f"--out must be a file, but {path} is a folder")
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists; --overwrite replaces it")
     if format == "safetensors":

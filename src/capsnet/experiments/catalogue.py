@@ -195,7 +195,7 @@ def reproduce(
     elif stored is not None and options.weights and not options.overwrite:
         raise ValueError(
             f"{result} was obtained with other networks, options or data; "
-            "--out writes into a folder of its own, --overwrite replaces it"
+            "another folder (--out) keeps it, --overwrite replaces it"
         )
     started = time.monotonic()
     outcome = experiment.measure(found, options)
