@@ -12,6 +12,7 @@ from capsnet.training import train
 from capsnet.training.progress import Reporter
 from capsnet.training.records import (
     RunLog,
+    check_run,
     damaged_files,
     describe_environment,
     find_commit,
@@ -26,6 +27,18 @@ def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
     write_json(tmp_path / "record.json", record)
     assert read_json(tmp_path / "record.json") == record
     assert {path.name for path in tmp_path.iterdir()} == {"record.json"}
+
+
+def test_a_run_that_could_not_be_written_is_refused_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file/run cannot be written: .*/file is read-only or no"):
+        check_run(tmp_path / "file" / "run", resume=False, overwrite=False)
+    check_run(tmp_path / "new" / "run", resume=False, overwrite=False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="new/run cannot be written"):
+        check_run(tmp_path / "new" / "run", resume=False, overwrite=False)
 
 
 def test_edited_json_is_noticed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, make_dataclass, replace
 from json import dumps
@@ -252,13 +252,13 @@ def evaluate(
     if num_examples is None and trained is not None:
         num_examples = trained.num_evaluated
     examples = _load_examples(data, split)
-    for _, record in loaded:
+    for source, (_, record) in zip(models, loaded, strict=True):
         plain, names = record.get("config"), record.get("class_names")
+        known = from_dict(plain).data.name if isinstance(plain, dict) else None
         if isinstance(names, list):
-            known = from_dict(plain).data.name if isinstance(plain, dict) else None
             check_origin(known, names, examples)
-    if data.name == "folder" and split != "train":
-        _warn_of_leak(models, [record for _, record in loaded], data)
+        if known == data.name == "folder" and split != "train":
+            _warn_of_leak(source, record, data)
     reporter = choose_reporter()
     try:
         evaluation = evaluate_models(
@@ -298,18 +298,14 @@ def _load_examples(data: DataConfig, split: Literal["train", "validation", "test
         raise ValueError(f"{error}; --data-dir says where the data is now") from None
 
 
-def _warn_of_leak(
-    models: Sequence[str], records: Sequence[Mapping[str, object]], data: DataConfig
-) -> None:
+def _warn_of_leak(source: str, record: Mapping[str, object], data: DataConfig) -> None:
     """Says so if images may be tested that a network was trained on, as the folder has changed."""
-    trained_on = _load_examples(data, "train")
-    for source, record in zip(models, records, strict=True):
-        if not has_same_files(record, trained_on):
-            print(
-                f"capsnet: {data.data_dir} has not the training images of {source} any more; "
-                "some that are tested now may be among those it learned from",
-                file=sys.stderr,
-            )
+    if not has_same_files(record, _load_examples(data, "train")):
+        print(
+            f"capsnet: {data.data_dir} has not the training images of {source} any more; "
+            "some that are tested now may be among those it learned from",
+            file=sys.stderr,
+        )
 
 
 def list_all(*, json: Flag = False) -> int:

@@ -313,10 +313,9 @@ def check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
 
 
 def has_same_files(record: Mapping[str, object], split: Split) -> bool:
-    """Whether a run was trained on the very files of a split, as far as its record tells."""
+    """Whether a run was trained on the very files of a split, by its record."""
     data = record.get("data")
-    known = data.get("files") if isinstance(data, dict) else None
-    return known is None or known == split.files_digest
+    return isinstance(data, dict) and data.get("files") == split.files_digest
 
 
 def _check_same_data(run: str | Path, record: Mapping[str, object], split: Split) -> None:

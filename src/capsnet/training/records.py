@@ -144,6 +144,9 @@ def check_run(run: Path, *, resume: bool, overwrite: bool) -> None:
         raise ValueError(f"{run} holds something else than a run, which is not overwritten")
     if exists and not resume and not overwrite:
         raise ValueError(f"{run} exists already: --resume goes on with it, --overwrite begins anew")
+    there = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ValueError(f"{run} cannot be written: {there} is read-only or no folder")
 
 
 @contextmanager
