@@ -87,9 +87,7 @@ def test_works_under_autocast() -> None:
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_tracing_gives_the_same_outputs_for_any_batch() -> None:
     layer = layer_of()
-    traced = torch.jit.trace(  # type: ignore[attr-defined]
-        layer, torch.randn(B, I, D, dtype=torch.float64)
-    )
+    traced = torch.jit.trace(layer, torch.randn(B, I, D, dtype=torch.float64))
     capsules = torch.randn(B + 1, I, D, dtype=torch.float64)
     assert_close(traced(capsules), layer(capsules))
 
