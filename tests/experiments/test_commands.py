@@ -191,7 +191,9 @@ def test_a_network_of_the_users_choice_replaces_no_result_unasked(
     before = done.result.read_bytes()
     own = {"weights": (str(runs / "quick" / "mnist-seed0"),), "num_examples": 39}
     other = Options(**(vars(options) | own))
-    with pytest.raises(ValueError, match="other networks or options; --out writes into a folder"):
+    with pytest.raises(
+        ValueError, match=r"other networks, options or data; another folder \(--out\)"
+    ):
         reproduce("fig3", other, reporter=NoTraining())
     assert done.result.read_bytes() == before
     replacing = Options(**(vars(other) | {"overwrite": True}))

@@ -30,9 +30,9 @@ from capsnet.training import (
 )
 from capsnet.training import evaluate as evaluate_models
 from capsnet.training import train as train_model
-from capsnet.training.checkpoint import check_same_config, has_same_files, newest_checkpoint
+from capsnet.training.checkpoint import check_same_config, newest_checkpoint
 from capsnet.training.config import check_count, from_dict, override, to_dict
-from capsnet.training.evaluation import check_origin
+from capsnet.training.evaluation import check_origin, warn_of_leak
 from capsnet.training.loop import prepare
 from capsnet.training.processes import Processes, find_device
 from capsnet.training.progress import choose_reporter
@@ -254,11 +254,10 @@ def evaluate(
     examples = _load_examples(data, split)
     for source, (_, record) in zip(models, loaded, strict=True):
         plain, names = record.get("config"), record.get("class_names")
-        known = from_dict(plain).data.name if isinstance(plain, dict) else None
         if isinstance(names, list):
+            known = from_dict(plain).data.name if isinstance(plain, dict) else None
             check_origin(known, names, examples)
-        if known == data.name == "folder" and split != "train":
-            _warn_of_leak(source, record, data)
+            warn_of_leak(source, record, data, examples)
     reporter = choose_reporter()
     try:
         evaluation = evaluate_models(
@@ -280,8 +279,7 @@ def evaluate(
             ", ".join(examples.class_names[number] for number in numbers)
             for numbers in (example.labels, example.predictions)
         )
-        place = example.file or f"example {example.index:,}"
-        print(f"  {place}: {labels} taken for {predictions}")
+        print(f"  {example.file or f'example {example.index:,}'}: {labels} taken for {predictions}")
     if evaluation.num_errors > MAX_SHOWN:
         num_listed = len(evaluation.wrong)
         them = "them" if num_listed == evaluation.num_errors else f"the first {num_listed:,}"
@@ -296,16 +294,6 @@ def _load_examples(data: DataConfig, split: Literal["train", "validation", "test
         if data.data_dir is None or data.data_dir.expanduser().is_dir():
             raise
         raise ValueError(f"{error}; --data-dir says where the data is now") from None
-
-
-def _warn_of_leak(source: str, record: Mapping[str, object], data: DataConfig) -> None:
-    """Says so if images may be tested that a network was trained on, as the folder has changed."""
-    if not has_same_files(record, _load_examples(data, "train")):
-        print(
-            f"capsnet: {data.data_dir} has not the training images of {source} any more; "
-            "some that are tested now may be among those it learned from",
-            file=sys.stderr,
-        )
 
 
 def list_all(*, json: Flag = False) -> int:

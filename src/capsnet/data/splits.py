@@ -55,6 +55,10 @@ class Split(ABC):
         names = sorted(f"{path.parent.name}/{path.name}" for path in self.files)
         return hashlib.blake2b(os.fsencode("\0".join(names)), digest_size=16).hexdigest()
 
+    def describe(self) -> dict[str, object]:
+        """What the record of a training says of its images."""
+        return {"train": self.origin, "num_train": len(self), "files": self.files_digest}
+
     @property
     def num_classes(self) -> int:
         """How many classes there are."""

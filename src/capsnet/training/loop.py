@@ -320,11 +320,7 @@ class Training:
             "averaged": self.state.average is not None,
             "processes": self.processes.world_size,
             "class_names": list(self.split.class_names),
-            "data": {
-                "train": self.split.origin,
-                "num_train": len(self.split),
-                "files": self.split.files_digest,
-            },
+            "data": self.split.describe(),
             **({} if self.state.earlier is None else {"earlier": self.state.earlier}),
         }
 
