@@ -241,7 +241,8 @@ def _choose_test(folder: Path, paths: list[Path], fraction: float, seed: int) ->
             f"but {folder} has {len(paths)}"
         )
     num_test = min(max(round(len(paths) * fraction), 1), len(paths) - 1)
-    for_test = sorted(paths, key=lambda path: _digest(f"{seed}/{path.name}"))[:num_test]
+    by_digest = sorted(paths, key=lambda path: _digest(f"{seed}/{path.name}"))
+    for_test = set(by_digest[:num_test])
     return [int(path in for_test) for path in paths]
 
 
