@@ -59,7 +59,7 @@ _COMPILER = ("torch._dynamo", "torch._inductor")
 # Command, where it is written, what it does.
 _COMMANDS = (
     ("train", "capsnet.cli.train:train", "Train a preset of the paper, or on your own images."),
-    ("evaluate", "capsnet.cli.train:evaluate", "Test error of a run, weights or an ensemble."),
+    ("evaluate", "capsnet.cli.evaluate:evaluate", "Test error of a run, weights or an ensemble."),
     ("list", "capsnet.cli.train:list_all", "Show presets, datasets and shipped weights."),
     ("data", "capsnet.cli.data:app", "Fetch, check and show datasets."),
     ("predict", "capsnet.cli.predict:predict", "Classify images in files or folders."),

@@ -1,4 +1,4 @@
-"""The commands train, evaluate and list."""
+"""The commands train and list."""
 
 import ast
 import inspect
@@ -8,38 +8,25 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import fields, make_dataclass
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_type_hints
 
-import torch
 from cyclopts import Parameter
 
 from capsnet.cli import Flag
-from capsnet.data import DataConfig, Split, list_datasets, load_split
+from capsnet.data import DataConfig, list_datasets
 from capsnet.models import CapsNetConfig, CNNConfig
-from capsnet.models.weights import WEIGHTS, list_weights, read_tensors
-from capsnet.training import (
-    PRESETS,
-    Preset,
-    TrainConfig,
-    TrainingStopped,
-    configure,
-    load_model_and_record,
-)
-from capsnet.training import evaluate as evaluate_models
+from capsnet.models.weights import list_weights, read_tensors
+from capsnet.training import PRESETS, Preset, TrainConfig, TrainingStopped, configure
 from capsnet.training import train as train_model
 from capsnet.training.checkpoint import check_same_config, newest_checkpoint
-from capsnet.training.config import check_count, from_dict, override, to_dict
-from capsnet.training.evaluation import check_origin, warn_of_leak
+from capsnet.training.config import from_dict, override, to_dict
 from capsnet.training.loop import prepare
-from capsnet.training.processes import Processes, find_device
-from capsnet.training.progress import choose_reporter
-from capsnet.training.records import CONFIG, RESULT, check_run, damaged_files, read_json
+from capsnet.training.processes import Processes
+from capsnet.training.records import CONFIG, RESULT, check_run, read_json
 
-#: Wrong examples that evaluate prints.
-MAX_SHOWN = 20
 #: Fields that are no flags of their own: the data decides them, or the command does.
 _NO_FLAG = {
     "training": {"preset", "data", "model"},
@@ -198,102 +185,6 @@ def train(
     elif speaks:
         _say_result(result, run, PRESETS[preset])
     return 0
-
-
-def evaluate(
-    *models: str,
-    dataset: str | None = None,
-    data_dir: Path | None = None,
-    split: Literal["train", "validation", "test"] = "test",
-    num_examples: int | None = None,
-    batch_size: int = 250,
-    device: str = "cpu",
-    threads: int | None = None,
-    json: Flag = False,
-) -> int:
-    """Test error of a run, a weights file or shipped weights; several are an ensemble.
-
-    Args:
-        models: Run directories, weights files or names of shipped weights.
-        dataset: Dataset to test on; default: the one the first model was trained on.
-        data_dir: Folder with the dataset's files.
-        split: test, validation (the digits the run held out) or train.
-        num_examples: Use so many examples, spread evenly; default: as many as the run did, or all.
-        batch_size: Images at once.
-        device: cpu, cuda or mps.
-        threads: CPU threads.
-        json: Print the result as JSON, with the wrong examples.
-    """
-    if not models:
-        raise ValueError("evaluate needs a run, a weights file or shipped weights (capsnet list)")
-    for name, value in (
-        ("num_examples", num_examples), ("batch_size", batch_size), ("threads", threads)
-    ):  # fmt: skip
-        check_count(name, value)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = []
-    for source in models:
-        loaded.append(load_model_and_record(source))
-        if (Path(source) / WEIGHTS).exists():
-            for complaint in damaged_files(Path(source)):
-                print(f"capsnet: {complaint}", file=sys.stderr)
-    stored = loaded[0][1].get("config")
-    trained = from_dict(stored) if isinstance(stored, dict) else None
-    data = trained.data if trained is not None else DataConfig()
-    if dataset is not None and dataset != data.name:
-        channels, height, _ = loaded[0][0].config.image_shape
-        data = DataConfig(
-            dataset, data_dir=None if data.name == "folder" else data.data_dir,
-            generation_seed=data.generation_seed, image_size=height, image_channels=channels,
-        )  # fmt: skip
-    if data_dir is not None:
-        data = replace(data, data_dir=data_dir)
-    if num_examples is None and trained is not None:
-        num_examples = trained.num_evaluated
-    examples = _load_examples(data, split)
-    for source, (_, record) in zip(models, loaded, strict=True):
-        plain, names = record.get("config"), record.get("class_names")
-        if isinstance(names, list):
-            known = from_dict(plain).data.name if isinstance(plain, dict) else None
-            check_origin(known, names, examples)
-            warn_of_leak(source, record, data, examples)
-    reporter = choose_reporter()
-    try:
-        evaluation = evaluate_models(
-            [model for model, _ in loaded],
-            examples,
-            num_examples=num_examples,
-            batch_size=batch_size,
-            device=str(find_device(device)),
-            watch=reporter.evaluated,
-        )
-    finally:
-        reporter.close()
-    if json:
-        _print_json(evaluation.to_dict())
-        return 0
-    print(evaluation.describe())
-    for example in evaluation.wrong[:MAX_SHOWN]:
-        labels, predictions = (
-            ", ".join(examples.class_names[number] for number in numbers)
-            for numbers in (example.labels, example.predictions)
-        )
-        print(f"  {example.file or f'example {example.index:,}'}: {labels} taken for {predictions}")
-    if evaluation.num_errors > MAX_SHOWN:
-        num_listed = len(evaluation.wrong)
-        them = "them" if num_listed == evaluation.num_errors else f"the first {num_listed:,}"
-        print(f"  and {evaluation.num_errors - MAX_SHOWN:,} more (--json lists {them})")
-    return 0
-
-
-def _load_examples(data: DataConfig, split: Literal["train", "validation", "test"]) -> Split:
-    try:
-        return load_split(data, split)
-    except (OSError, ValueError) as error:
-        if data.data_dir is None or data.data_dir.expanduser().is_dir():
-            raise
-        raise ValueError(f"{error}; --data-dir says where the data is now") from None
 
 
 def list_all(*, json: Flag = False) -> int:

@@ -1,7 +1,6 @@
 """How often one trained model, or several together, are wrong."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,12 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from capsnet.data import DataConfig, Split, load_split
+from capsnet.data import Split
 from capsnet.data.catalogue import STANDARDISED
 from capsnet.functional import reconstruction_loss
 from capsnet.models import CapsNet, Model, ModelConfig
-from capsnet.training.checkpoint import has_same_files
-from capsnet.training.config import check_count, from_dict
+from capsnet.training.config import check_count
 from capsnet.training.processes import Processes
 
 #: As many wrong examples as this are listed in a record.
@@ -250,26 +248,6 @@ def check_origin(dataset: str | None, class_names: Sequence[str], split: Split) 
         raise ValueError(
             f"images of {split.name} are {'' if is_ours else 'not '}standardised, "
             f"but the model was trained on {dataset}, whose images are{' not' if is_ours else ''}"
-        )
-
-
-def warn_of_leak(source: str, record: Mapping[str, object], data: DataConfig, split: Split) -> None:
-    """Says so if a split of own images may hold some that a run was trained on.
-
-    Args:
-        source: what the run is called.
-        record: what it wrote down.
-        data: where its images are now.
-        split: what it is to be evaluated on.
-    """
-    config = record.get("config")
-    trained = from_dict(config).data.name if isinstance(config, dict) else None
-    if trained != "folder" or data.name != trained or split.split == "train":
-        return
-    if not has_same_files(record, load_split(data, "train")):
-        logging.getLogger("capsnet").warning(
-            f"{data.data_dir} has not the training images of {source} any more; "
-            "some that are tested now may be among those it learned from"
         )
 
 

@@ -1,0 +1,137 @@
+"""`capsnet evaluate`: the test error of trained networks, alone or as an ensemble."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from capsnet.cli import Flag
+from capsnet.data import DataConfig, Split, load_split
+from capsnet.models.weights import WEIGHTS
+from capsnet.training import TrainConfig, load_model_and_record
+from capsnet.training import evaluate as evaluate_models
+from capsnet.training.checkpoint import has_same_files
+from capsnet.training.config import check_count, from_dict
+from capsnet.training.evaluation import check_origin
+from capsnet.training.processes import find_device
+from capsnet.training.progress import choose_reporter
+from capsnet.training.records import damaged_files
+
+#: Wrong examples that are printed.
+MAX_SHOWN = 20
+
+
+def evaluate(
+    *models: str,
+    dataset: str | None = None,
+    data_dir: Path | None = None,
+    split: Literal["train", "validation", "test"] = "test",
+    num_examples: int | None = None,
+    batch_size: int = 250,
+    device: str = "cpu",
+    threads: int | None = None,
+    json: Flag = False,
+) -> int:
+    """Test error of a run, a weights file or shipped weights; several are an ensemble.
+
+    Args:
+        models: Run directories, weights files or names of shipped weights.
+        dataset: Dataset to test on; default: the one the first model was trained on.
+        data_dir: Folder with the dataset's files.
+        split: test, validation (the digits the run held out) or train.
+        num_examples: Use so many examples, spread evenly; default: as many as the run did, or all.
+        batch_size: Images at once.
+        device: cpu, cuda or mps.
+        threads: CPU threads.
+        json: Print the result as JSON, with the wrong examples.
+    """
+    if not models:
+        raise ValueError("evaluate needs a run, a weights file or shipped weights (capsnet list)")
+    for name, value in (
+        ("num_examples", num_examples), ("batch_size", batch_size), ("threads", threads)
+    ):  # fmt: skip
+        check_count(name, value)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = []
+    for source in models:
+        loaded.append(load_model_and_record(source))
+        if (Path(source) / WEIGHTS).exists():
+            for complaint in damaged_files(Path(source)):
+                print(f"capsnet: {complaint}", file=sys.stderr)
+    configs = [_settings(record) for _, record in loaded]
+    trained = configs[0]
+    data = trained.data if trained is not None else DataConfig()
+    if dataset is not None and dataset != data.name:
+        channels, height, _ = loaded[0][0].config.image_shape
+        data = DataConfig(
+            dataset, data_dir=None if data.name == "folder" else data.data_dir,
+            generation_seed=data.generation_seed, image_size=height, image_channels=channels,
+        )  # fmt: skip
+    if data_dir is not None:
+        data = replace(data, data_dir=data_dir)
+    if num_examples is None and trained is not None:
+        num_examples = trained.num_evaluated
+    examples = _load_examples(data, split)
+    for source, (_, record), config in zip(models, loaded, configs, strict=True):
+        known, names = config.data.name if config else None, record.get("class_names")
+        if isinstance(names, list):
+            check_origin(known, names, examples)
+        if known == data.name == "folder" and split != "train":
+            _warn_of_leak(source, record, data)
+    reporter = choose_reporter()
+    try:
+        evaluation = evaluate_models(
+            [model for model, _ in loaded],
+            examples,
+            num_examples=num_examples,
+            batch_size=batch_size,
+            device=str(find_device(device)),
+            watch=reporter.evaluated,
+        )
+    finally:
+        reporter.close()
+    if json:
+        print(dumps(evaluation.to_dict(), indent=2))
+        return 0
+    print(evaluation.describe())
+    for example in evaluation.wrong[:MAX_SHOWN]:
+        labels, predictions = (
+            ", ".join(examples.class_names[number] for number in numbers)
+            for numbers in (example.labels, example.predictions)
+        )
+        print(f"  {example.file or f'example {example.index:,}'}: {labels} taken for {predictions}")
+    if evaluation.num_errors > MAX_SHOWN:
+        num_listed = len(evaluation.wrong)
+        them = "them" if num_listed == evaluation.num_errors else f"the first {num_listed:,}"
+        print(f"  and {evaluation.num_errors - MAX_SHOWN:,} more (--json lists {them})")
+    return 0
+
+
+def _settings(record: Mapping[str, object]) -> TrainConfig | None:
+    """The settings that a network was trained with, if its record has them."""
+    stored = record.get("config")
+    return from_dict(stored) if isinstance(stored, dict) else None
+
+
+def _warn_of_leak(source: str, record: Mapping[str, object], data: DataConfig) -> None:
+    """Says so if own images that are tested may be among those that a network was trained on."""
+    if not has_same_files(record, load_split(data, "train")):
+        print(
+            f"capsnet: {data.data_dir} has not the training images of {source} any more; "
+            "some that are tested now may be among those it learned from",
+            file=sys.stderr,
+        )
+
+
+def _load_examples(data: DataConfig, split: Literal["train", "validation", "test"]) -> Split:
+    try:
+        return load_split(data, split)
+    except (OSError, ValueError) as error:
+        if data.data_dir is None or data.data_dir.expanduser().is_dir():
+            raise
+        raise ValueError(f"{error}; --data-dir says where the data is now") from None
