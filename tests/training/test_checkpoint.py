@@ -17,7 +17,7 @@ from capsnet.training.checkpoint import (
 )
 from capsnet.training.optimiser import FusedAdam
 from capsnet.training.progress import Reporter
-from capsnet.training.records import list_checkpoints
+from capsnet.training.records import list_checkpoints, remove_checkpoints
 
 Damage = Callable[[Path], object]
 
@@ -218,6 +218,22 @@ def test_unfinished_run_is_evaluated_by_its_newest_whole_checkpoint(
     flip_byte(newest)
     assert load_model_and_record(run)[1]["step"] == int(older.stem.removeprefix("step-"))
     assert f"{newest} is damaged" in caplog.text
+
+
+def test_run_that_is_finished_while_it_is_read_gives_its_weights(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    copy_run(runs / "broken", run)
+
+    def list_then_finish(folder: Path) -> list[Path]:
+        paths = list_checkpoints(folder)
+        copy_run(runs / "whole", run)
+        remove_checkpoints(run)
+        return paths
+
+    monkeypatch.setattr("capsnet.training.checkpoint.list_checkpoints", list_then_finish)
+    assert load_model_and_record(run)[1]["steps"] == 32
 
 
 def test_half_written_checkpoint_goes_with_the_next(tmp_path: Path) -> None:

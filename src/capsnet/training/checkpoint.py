@@ -370,13 +370,16 @@ def load_model_and_record(source: str | Path) -> tuple[Model, dict[str, object]]
 
     A run that is not finished gives the model of its newest checkpoint.
     """
-    run = Path(source)
-    if (run / WEIGHTS).exists() or not list_checkpoints(run):
+    run, warn = Path(source), logging.getLogger("capsnet").warning
+    try:
+        found = None if (run / WEIGHTS).exists() else newest_checkpoint(run, warn)
+    except ValueError:
+        if not (run / WEIGHTS).exists():
+            raise
+        found = None  # the run has just been finished, which removes its checkpoints
+    if found is None:
         return load_weights(find_weights(source))
     warn_of_namesake(source)
-    warn = logging.getLogger("capsnet").warning
-    found = newest_checkpoint(run, warn)
-    assert found is not None
     tensors, record = found
     warn(f"{run} is not finished; this is its network after step {record['step']:,}")
     config = record["model"]
