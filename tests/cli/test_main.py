@@ -116,11 +116,13 @@ def test_failure_and_interruption_have_their_own_status(
 
         monkeypatch.setattr("capsnet.cli.app", fail)
         assert run("list") == status
+        assert run("train") == status
     shown = capsys.readouterr().err
     assert "capsnet: disk full\n" in shown
-    assert shown.count("capsnet: there is not enough memory; smaller batches need less") == 2
+    assert shown.count("capsnet: there is not enough memory\n") == 2
+    assert shown.count("not enough memory; smaller batches need less (--batch-size)\n") == 2
     assert "torch.compile failed, go on without --compile: InvalidCxxCompiler: No working" in shown
-    assert len(shown.splitlines()) == 6
+    assert len(shown.splitlines()) == 12
 
 
 def test_reader_that_goes_away_is_no_error(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from shipped import require_weights
 
 from capsnet import CNN, CapsNet, CapsNetConfig, CNNConfig
 from capsnet.cli import main
@@ -32,11 +33,15 @@ def fail(*arguments: object) -> int:
 
 
 def test_it_serves_the_given_weights_first_until_interrupted(weights: Path, tmp_path: Path) -> None:
+    require_weights("multimnist")
+    namesake = tmp_path / "multimnist"  # a run here that nobody asks for
+    namesake.mkdir()
+    save_weights(namesake / "weights.safetensors", CapsNet(SMALL), {})
     other = tmp_path / "mnist.safetensors"  # takes the place of the shipped one of that name
     save_weights(other, CapsNet(SMALL), {})
     command = [sys.executable, "-m", "capsnet", "serve", "--port", "0"]
     command += ["--weights", str(weights), "--weights", str(other)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+/", said)
@@ -44,7 +49,8 @@ def test_it_serves_the_given_weights_first_until_interrupted(weights: Path, tmp_
         with httpx2.Client(base_url=found[0]) as client:
             listed = client.get("api/weights").json()["weights"]
             assert [each["name"] for each in listed[:2]] == ["mine", "mnist"]
-            assert listed[1]["capsule_dim"] == SMALL.output_dim
+            dims = {each["name"]: each["capsule_dim"] for each in listed}
+            assert (dims["mnist"], dims["multimnist"]) == (SMALL.output_dim, 16)
             assert len({each["name"] for each in listed}) == len(listed)
             assert client.get("").status_code == 200
             assert client.get("", headers={"Host": "evil.example"}).status_code == 400

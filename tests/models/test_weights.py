@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from shipped import require_weights
 from torch.testing import assert_close
 
 import capsnet
@@ -212,3 +213,8 @@ def test_unknown_weights_are_named_with_the_nearest(
         weights.find_weights("runs/none")
     with pytest.raises(ValueError, match=r"is no run, or one .*: it has no weights\.safetensors"):
         weights.find_weights(tmp_path)
+
+
+def test_the_first_shipped_weights_are_the_paper_s() -> None:
+    require_weights("mnist", "mnist-r1")
+    assert next(iter(weights.list_weights())) == "mnist"

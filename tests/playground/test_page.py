@@ -189,6 +189,23 @@ def test_playing_sweeps_a_number_until_stopped(visit: Callable[[str], Page], add
     expect(page.locator("#view-digit .playing")).to_have_count(0)
 
 
+def test_another_address_stops_a_sweep_before_it_is_shown(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#input=t0")
+    held: list[Route] = []
+    page.route("**/api/digits/1", lambda route: held.append(route))
+    page.get_by_role("button", name="Sweep number 4").click()
+    page.wait_for_function("() => Math.abs(document.querySelector('#dimension-4').value) > 0.1")
+    page.evaluate("() => { location.hash = 'input=t1'; }")
+    eventually(page, lambda: bool(held))
+    page.wait_for_timeout(200)
+    held[0].continue_()
+    expect(page.locator("#verdict")).to_contain_text("a 2")
+    expect(page.locator("#lengths .chosen .name")).to_have_text("2")
+    expect(page.locator("#dimension-4")).to_have_value("0")
+
+
 def test_another_class_can_be_reconstructed(visit: Callable[[str], Page], address: str) -> None:
     page = visit(f"{address}/#input=t0")
     before = pixels(page, "#reconstruction")
@@ -219,6 +236,18 @@ def test_routing_is_shown_iteration_by_iteration(
     page.get_by_text("Agreement").click()
     page.locator("#iterations").select_option("5")
     expect(page.locator("#maps canvas")).to_have_count(5 * 10)
+
+
+def test_a_chosen_map_ends_the_play_of_iterations(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#view=routing&input=t0")
+    page.locator("#play-routing").click()
+    last = page.get_by_label("coupling with 4 in iteration 3")
+    last.click()
+    expect(last).to_have_attribute("aria-pressed", "true")
+    page.wait_for_timeout(1000)
+    expect(last).to_have_attribute("aria-pressed", "true")
 
 
 def test_two_digits_are_dragged_and_taken_apart(visit: Callable[[str], Page], address: str) -> None:
@@ -455,6 +484,44 @@ def test_a_second_finger_draws_nothing(visit: Callable[[str], Page], address: st
     side = len(drawn)
     assert drawn[side // 2, side // 5] == 255
     assert drawn[:, side // 2 :].max() == 0
+
+
+def test_a_test_digit_ends_the_stroke_that_is_being_drawn(
+    visit: Callable[[str], Page], address: str
+) -> None:
+    page = visit(f"{address}/#input=s")
+    box = page.locator("#pad canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 40, box["y"] + 40)
+    page.mouse.down()
+    page.keyboard.press("n")
+    expect(page.locator("#pad .label")).to_have_text("labelled 7")
+    page.mouse.move(box["x"] + 90, box["y"] + 90, steps=3)
+    page.mouse.up()
+    expect(page.locator("#pad .label")).to_have_text("labelled 7")
+
+
+def test_a_second_finger_moves_no_digit(visit: Callable[[str], Page], address: str) -> None:
+    page = visit(f"{address}/#view=pair&a=t3&b=t0")
+    page.locator("#stage").evaluate(
+        """(stage) => {
+          stage.setPointerCapture = () => {};
+          const box = stage.getBoundingClientRect();
+          const pixel = box.width / 36;
+          const send = (type, pointerId, x, y, button = 0) => stage.dispatchEvent(
+            new PointerEvent(type, {
+              pointerId, button, clientX: box.left + x * pixel, clientY: box.top + y * pixel }));
+          send("pointerdown", 3, 24, 29, 2);
+          send("pointermove", 3, 20, 29);
+          send("pointerdown", 1, 24, 29);
+          send("pointerdown", 2, 5, 5);
+          send("pointermove", 2, 9, 9);
+          send("pointerup", 2, 9, 9);
+          send("pointermove", 1, 23, 28);
+          send("pointerup", 1, 23, 28);
+        }"""
+    )
+    page.wait_for_function("() => decodeURIComponent(location.hash).includes('shifts=-3,-2,2,1')")
 
 
 def test_a_long_stroke_goes_on_to_its_end(visit: Callable[[str], Page], address: str) -> None:

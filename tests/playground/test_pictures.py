@@ -95,11 +95,12 @@ def test_size_and_place_of_the_digit_on_the_page_do_not_matter() -> None:
     assert_array_equal(prepare_image(page, DIGIT).pixels, prepare_image(stroke(), DIGIT).pixels)
 
 
-def test_an_image_of_the_networks_size_is_left_as_it_is() -> None:
-    levels = np.zeros((28, 28), dtype=np.uint8)
+@pytest.mark.parametrize(("height", "width"), [(28, 28), (20, 23)])
+def test_an_image_of_the_networks_size_is_left_as_it_is(height: int, width: int) -> None:
+    levels = np.zeros((height, width), dtype=np.uint8)
     levels[3:9, 17:19] = 255
     levels[3:4, 10:17] = 40
-    prepared = prepare_image(Image.fromarray(levels), DIGIT)
+    prepared = prepare_image(Image.fromarray(levels), (1, height, width))
     assert_array_equal(to_bytes(prepared.pixels[0]), levels)
 
 

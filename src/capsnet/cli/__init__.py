@@ -98,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _fail(str(error), 2)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-            _fail("there is not enough memory; smaller batches need less (--batch-size)", 2)
+            advice = "; smaller batches need less (--batch-size)"
+            has_batches = tokens[:1] in (["train"], ["evaluate"])
+            _fail(f"there is not enough memory{advice if has_batches else ''}", 2)
         if not type(error).__module__.startswith(_COMPILER):
             raise
         _fail(f"torch.compile failed, go on without --compile: {str(error).splitlines()[0]}", 2)

@@ -44,8 +44,9 @@ def serve(
     for each in shown:
         _ = each.capsules  # a baseline that was asked for is a mistake; a shipped one is left out
     taken = {each.name for each in shown}
-    shipped = load_networks([name for name in list_weights() if name not in taken])
-    shown += [each for each in shipped if isinstance(each.model, CapsNet)]
+    # By their files: a folder here may have the name of shipped weights.
+    others = [str(path) for name, path in list_weights().items() if name not in taken]
+    shown += [each for each in load_networks(others) if isinstance(each.model, CapsNet)]
     if not shown:
         raise ValueError("there are no weights to show: train some and give --weights RUN")
     local = host in ("127.0.0.1", "localhost", "::1")

@@ -96,7 +96,8 @@ def warn_of_namesake(run: str | Path) -> None:
 def list_weights() -> dict[str, Path]:
     """Returns the weights shipped with the package, name to file."""
     folder = Path(str(resources.files("capsnet.models"))) / "files"
-    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    files = {path.stem: path for path in folder.glob("*.safetensors")}
+    return dict(sorted(files.items()))
 
 
 def model_from_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:

@@ -103,7 +103,7 @@ class Engine:
     """Answers questions about a set of trained networks, by name.
 
     Args:
-        weights: The networks; the first is the default.
+        weights: The networks.
     """
 
     def __init__(self, weights: Sequence[TrainedNetwork]) -> None:

@@ -97,8 +97,9 @@ def prepare_image(
     grey = np.asarray(small, dtype=np.float32) / 255
     ink, polarity = _find_ink(grey)
     # An image of the network's size, as a dataset's own are, stays as it is unless it is faint.
-    digit_pixels = ink if grey.shape == (height, width) else fit_digit(ink, box)
-    return Prepared(_frame(digit_pixels, height, width)[None], polarity)
+    fits = grey.shape == (height, width)
+    pixels = ink if fits else _frame(fit_digit(ink, box), height, width)
+    return Prepared(pixels[None], polarity)
 
 
 def fit_digit(ink: Float32[np.ndarray, "h w"], box: int = BOX) -> Float32[np.ndarray, "28 28"]:

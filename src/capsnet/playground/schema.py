@@ -39,11 +39,14 @@ class ImageBody(Body):
     pixels: list[list[Intensity]] | None = Field(
         None,
         max_length=512,
-        description="Rows of intensities from 0 to 1, of the network's height and width.",
+        description="Rows of intensities from 0 to 1, of the network's height and width; "
+        "28×28 of a digit in a pair.",
     )
 
     picture: Picture | None = Field(
-        None, description="Bytes of an image of any size; used as they are if they fit the network."
+        None,
+        description="Bytes of an image of any size; used as they are if they have the size that "
+        "pixels must have.",
     )
 
     @model_validator(mode="after")

@@ -194,7 +194,7 @@ export class DigitView {
   }
 }
 
-export function verdict(weights, lengths, classes, label) {
+function verdict(weights, lengths, classes, label) {
   const [best] = classes;
   const unknown = `It looks like no ${weights.digits ? "digit" : "class"} it knows; nearest is`;
   const sure = lengths[best] >= 0.7 ? "It is" : lengths[best] >= 0.4 ? "It may be" : unknown;

@@ -1,16 +1,10 @@
 // Pictures, bars and maps on canvases; colours come from the style sheet.
 
-import { toBase64 } from "./state.js";
-
 export function bytesOf(picture) {
   return Uint8Array.from(atob(picture.data), (letter) => letter.charCodeAt(0));
 }
 
-export function toPicture(bytes, height, width) {
-  return { channels: 1, height, width, data: toBase64(bytes) };
-}
-
-export function colour(name) {
+function colour(name) {
   const probe = document.createElement("canvas").getContext("2d");
   probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const hex = probe.fillStyle;

@@ -124,6 +124,7 @@ function listen() {
 }
 
 async function showAddress() {
+  stopAll();
   readAddress();
   showSettings();
   await page.pad.set(state.input, true);

@@ -3,8 +3,8 @@
 // Its value is text for the address: t12 is test digit 12, s… are strokes, p… are pixels.
 
 import { get, post, say } from "./api.js";
-import { bytesOf, showPicture, toPicture } from "./draw.js";
-import { packBytes, unpackBytes } from "./state.js";
+import { bytesOf, showPicture } from "./draw.js";
+import { packBytes, toBase64, unpackBytes } from "./state.js";
 
 const SIDE = 256; // strokes are kept on a grid of 256×256
 const PEN = 21;
@@ -72,10 +72,6 @@ export class Pad {
     this.#listen(host);
   }
 
-  get value() {
-    return this.#value;
-  }
-
   /** The image as the API takes it. */
   body() {
     const content = this.#value.slice(1);
@@ -93,7 +89,7 @@ export class Pad {
 
   get #picture() {
     const { channels, height, width, bytes } = unpackPixels(this.#value.slice(1));
-    return { ...toPicture(bytes, height, width), channels };
+    return { channels, height, width, data: toBase64(bytes) };
   }
 
   get isEmpty() {
@@ -102,6 +98,7 @@ export class Pad {
 
   async set(value, quiet = false) {
     say("", this);
+    this.#pen = null; // a stroke that is being drawn ends here
     this.#value = isValid(value) ? value : "s";
     this.#strokes = this.#value.startsWith("s") ? unpackStrokes(this.#value.slice(1)) : [];
     await this.#show();

@@ -29,8 +29,8 @@ export class PairView {
     const stage = find("stage");
     stage.addEventListener("pointerdown", (event) => this.#grab(event));
     stage.addEventListener("pointermove", (event) => this.#drag(event));
-    stage.addEventListener("pointerup", () => { this.#held = null; });
-    stage.addEventListener("pointercancel", () => { this.#held = null; });
+    stage.addEventListener("pointerup", (event) => this.#drop(event));
+    stage.addEventListener("pointercancel", (event) => this.#drop(event));
     stage.addEventListener("keydown", (event) => this.#key(event));
   }
 
@@ -113,8 +113,9 @@ export class PairView {
 
   /** Takes hold of the digit whose ink is nearest to the pointer. */
   #grab(event) {
-    if (!this.#said) return;
+    if (event.button || !this.#said) return;
     event.preventDefault();
+    if (this.#held) return; // a second finger
     const stage = find("stage");
     stage.focus();
     stage.setPointerCapture(event.pointerId);
@@ -128,7 +129,7 @@ export class PairView {
       return nearest;
     };
     this.#choose(distance(this.#said.truth[0]) <= distance(this.#said.truth[1]) ? 0 : 1);
-    this.#held = { from: [x, y], shift: this.#shifts[this.#active] };
+    this.#held = { pointer: event.pointerId, from: [x, y], shift: this.#shifts[this.#active] };
   }
 
   /** Makes a digit the one that the arrow keys move. */
@@ -139,10 +140,14 @@ export class PairView {
   }
 
   #drag(event) {
-    if (!this.#held) return;
+    if (this.#held?.pointer !== event.pointerId) return;
     const [x, y] = this.#at(event);
     const { from, shift } = this.#held;
     this.#move(shift[0] + Math.round(x - from[0]), shift[1] + Math.round(y - from[1]));
+  }
+
+  #drop(event) {
+    if (this.#held?.pointer === event.pointerId) this.#held = null;
   }
 
   #move(right, down) {

@@ -93,7 +93,6 @@ export class RoutingView {
         const canvas = document.createElement("canvas");
         showMap(canvas, each[kind][number], even, highest);
         cell.className = "cell";
-        if (number === this.#chosen) cell.classList.add("chosen-column");
         if (number === this.#chosen && step === this.#step) cell.classList.add("chosen-cell");
         cell.title = `${kind} with ${name} in iteration ${step + 1}; capsule length ${each.lengths[number].toFixed(2)}`;
         cell.setAttribute("aria-label", cell.title);
@@ -112,6 +111,7 @@ export class RoutingView {
   }
 
   #choose(number, step) {
+    this.stop();
     change({ class: String(number), step: String(step), offsets: "" });
     this.#part = null;
     this.show();
