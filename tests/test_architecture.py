@@ -13,14 +13,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "capsnet"
 ALLOWED: dict[str, set[str]] = {
     "machine": set(),
     "checks": set(),
-    "drafts": set(),
     "functional": {"checks"},
     "layers": {"functional", "checks"},
-    "models": {"functional", "layers", "checks", "drafts"},
-    "data": {"checks", "drafts"},
-    "training": {"functional", "layers", "models", "data", "machine", "checks", "drafts"},
+    "models": {"functional", "layers", "machine", "checks"},
+    "data": {"machine", "checks"},
+    "training": {"functional", "layers", "models", "data", "machine", "checks"},
     "experiments": {
-        "functional", "layers", "models", "data", "training", "machine", "checks", "drafts",
+        "functional", "layers", "models", "data", "training", "machine", "checks",
     },
     "playground": {"functional", "layers", "models", "data", "training", "machine", "checks"},
     "cli": {

@@ -1,10 +1,20 @@
-"""What PyTorch does not know of the machine: memory worth keeping, matrix units not to be used."""
+"""What PyTorch does not know of the machine: memory to keep, units to avoid, files to put whole."""
 
 import ctypes
+import glob
 import os
+import secrets
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
+
+SUFFIX = ".partial"
+"""How the names of drafts end."""
+
+_STALE = 3600.0  # seconds after which nobody is writing to a draft any more
 
 # Names of the options in glibc's malloc.h.
 _TRIM_THRESHOLD = -1
@@ -62,3 +72,37 @@ def avoid_broken_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     return True
+
+
+def make_draft(path: Path) -> Path:
+    """A name beside a file, of no one else, to write it under; old drafts of it are removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for older in path.parent.glob(f".{glob.escape(path.name)}.*{SUFFIX}"):
+        with suppress(OSError):  # another process may have removed it
+            if time.time() - older.stat().st_mtime > _STALE:
+                older.unlink()
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A draft that takes the file's place when the block ends, and is removed when it fails."""
+    draft = make_draft(path)
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        with suppress(OSError):  # a disk that failed has its own error to tell
+            draft.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
+    """Puts a complete file in place at once, when it is safe on the disk.
+
+    Whoever looks finds the old one or the new one.
+    """
+    with draft_of(path) as draft, draft.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())

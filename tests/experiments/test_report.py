@@ -73,7 +73,7 @@ def test_the_page_says_what_is_short_of_the_paper(results: Path) -> None:
     assert listed.splitlines()[:2] == [
         "- MNIST: CapsNet, 3 iterations, reconstruction: 0.31 % instead of 0.25 ± 0.005 %, "
         f"with {rows[4]['steps']:,} updates",
-        "- CapsNet on affNIST (regenerated unless noted), right: 70.00 % instead of 79 %",
+        "- CapsNet on affNIST, right: 70.00 % instead of 79 %",
     ]
     assert "CNN" not in listed.partition("##")[0]
 

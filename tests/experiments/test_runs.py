@@ -261,6 +261,36 @@ def test_without_training_the_recorded_runs_of_another_machine_count(tmp_path: P
     assert [run["losses"] for run in runs] == [{"50": 0.25}, {}, {}]
 
 
+def test_a_trial_that_only_the_result_knows_of_is_not_dropped(tmp_path: Path) -> None:
+    there = Options(runs=tmp_path / "there", out=tmp_path, train=False)
+    for seed in (0, 1):
+        write_run(there.runs / f"mnist-{seed}", "mnist", error=0.002, seed=seed)
+    first = reproduce("table1", there)
+    shutil.rmtree(there.runs)
+    longer = replace(there, runs=tmp_path / "here")
+    write_run(longer.runs / "longer", "mnist", error=0.001, steps=2000)
+    known = first.result.read_bytes()
+    for options in (longer, replace(there, trials=1)):
+        with pytest.raises(ValueError, match=r"is all that is here of .*mnist-1, which this would"):
+            reproduce("table1", options)
+    assert first.result.read_bytes() == known
+    assert reproduce("table1", replace(longer, overwrite=True)).is_new
+
+
+def test_commit_of_a_measurement_is_that_of_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather_slowly(*arguments: Any) -> Found:
+        monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "after")
+        return gather(*arguments)
+
+    write_run(tmp_path / "runs" / "a", "mnist", error=0.002)
+    monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "before")
+    monkeypatch.setattr("capsnet.experiments.catalogue.gather", gather_slowly)
+    done = reproduce("table1", Options(runs=tmp_path / "runs", out=tmp_path, train=False))
+    assert done.record["commit"] == "before"
+
+
 def test_recorded_runs_count_neither_for_training_nor_where_weights_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,7 +451,8 @@ def test_a_length_in_epochs_leaves_runs_given_in_steps_alone(tmp_path: Path) -> 
 def test_missing_trials_are_trained_as_those_found_but_with_the_user_s_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(tmp_path / "a", "svhn", error=0.1, changes={"data": {"data_dir": "old"}})
+    old: dict[str, object] = {"data": {"data_dir": "old"}, "threads": 64}
+    write_run(tmp_path / "a", "svhn", error=0.1, changes=old)
     trained: list[TrainConfig] = []
 
     def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
@@ -431,9 +462,12 @@ def test_missing_trials_are_trained_as_those_found_but_with_the_user_s_folder(
     monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
     options = Options(runs=tmp_path, trials=2, data_dir=Path("new"), threads=1)
     gather([Need("svhn", "svhn")], options, lambda text: None, None)
-    assert [(each.steps, each.data.data_dir, each.threads) for each in trained] == [
-        (1000, Path("new"), 1)
+    more = replace(options, trials=3, threads=None)
+    gather([Need("svhn", "svhn", curve="kept")], more, lambda text: None, None)
+    settings = [
+        (each.steps, each.data.data_dir, each.threads, each.evaluate_every) for each in trained
     ]
+    assert settings == [(1000, Path("new"), 1, 0), (1000, Path("new"), None, 200)]
 
 
 def test_each_network_on_each_set_of_section_5_2_has_its_row(tmp_path: Path) -> None:
@@ -445,8 +479,8 @@ def test_each_network_on_each_set_of_section_5_2_has_its_row(tmp_path: Path) -> 
     assert {row["label"].partition(",")[0]: row["mean"] for row in rows} == {
         "CapsNet on the expanded MNIST test set": pytest.approx(0.99),
         "CNN on the expanded MNIST test set": pytest.approx(0.98),
-        "CapsNet on affNIST (regenerated unless noted)": pytest.approx(0.8),
-        "CNN on affNIST (regenerated unless noted)": pytest.approx(0.7),
+        "CapsNet on affNIST (regenerated)": pytest.approx(0.8),
+        "CNN on affNIST (regenerated)": pytest.approx(0.7),
     }
     notes = done.record["notes"]
     assert isinstance(notes, list)
@@ -493,7 +527,7 @@ def test_a_result_on_affnist_is_made_anew_when_its_author_s_files_have_come(
         ("fig3", {"quick": True, "epochs": 5}, "epochs"),
         *(
             (name, {"num_examples": 5}, "num-examples")
-            for name in ("table1", "fig3", "fig4", "figA2")
+            for name in ("table1", "fig3", "fig4", "figA2", "svhn")
         ),
     ],
 )

@@ -85,22 +85,6 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_a_damaged_checkpoint_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
-    state = make_state(1)
-    for step in (3, 9):
-        state.step = step
-        save_checkpoint(tmp_path, state, {})
-    flip_byte(list_checkpoints(tmp_path)[0])
-    warnings: list[str] = []
-    found = newest_checkpoint(tmp_path, warnings.append)
-    assert found is not None
-    assert (found[1]["step"], len(warnings)) == (3, 1)
-    state.step = 4
-    save_checkpoint(tmp_path, state, {})
-    names = [path.name for path in list_checkpoints(tmp_path)]
-    assert names == ["step-000000004.safetensors", "step-000000003.safetensors"]
-
-
 def write_other_json(path: Path) -> None:
     path.write_text('{"epochs": 3}')
 
@@ -152,6 +136,18 @@ def test_damaged_file_of_a_broken_run_is_named_and_the_run_goes_on(
     if not (name == "newest checkpoint" and damage is Path.unlink):
         assert f"{path} is " in listener.said[0]
     assert weights_of(run) == weights_of(runs / "whole")
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_a_whole_one(
+    runs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    copy_run(runs / "broken", run)
+    newest, whole = list_checkpoints(run)
+    flip_byte(newest)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config(), run, resume=True, reporter=BreakOff(10))
+    assert list_checkpoints(run) == [whole]
 
 
 def test_run_that_lost_its_checkpoints_says_so_and_keeps_its_log(

@@ -26,8 +26,9 @@ from capsnet.training import (
     train,
 )
 from capsnet.training.config import override
-from capsnet.training.loop import Training, prepare
+from capsnet.training.loop import Training
 from capsnet.training.objective import Losses, compute_losses
+from capsnet.training.preparation import prepare
 from capsnet.training.processes import Processes
 from capsnet.training.progress import Reporter
 from capsnet.training.records import damaged_files, read_json
@@ -88,6 +89,21 @@ def test_a_run_names_every_commit_that_it_was_trained_at(
             train(tiny_config(), tmp_path, resume=stop > 9, reporter=BreakOff(stop))
     result = train(tiny_config(), tmp_path, resume=True, reporter=Reporter())
     assert (result["commit"], result["commits"]) == ("first", ["first", "second"])
+
+
+def test_a_commit_that_only_evaluated_a_run_did_not_train_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BreakEvaluation(Reporter):
+        def evaluated(self, done: int, count: int) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "first")
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config(), tmp_path, reporter=BreakEvaluation())
+    monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "second")
+    result = train(tiny_config(), tmp_path, resume=True, reporter=Reporter())
+    assert (result["commit"], result["commits"]) == ("second", ["first"])
 
 
 def test_log_has_a_line_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
@@ -466,6 +482,8 @@ def test_two_processes_train_the_model_of_one(
         assert_close(line_of_two["loss"], line_of_one["loss"], rtol=1e-5, atol=1e-5)
         assert line_of_two["error_rate"] == line_of_one["error_rate"]
     first, second = (read_metrics(tmp_path / name)["mnist"] for name in ("one", "two"))
+    changes = [metric["routing_changes"] for metric in (first, second)]
+    assert_close(*changes, rtol=1e-4, atol=1e-7)
     for name in ("num_examples", "num_errors", "error_rate", "wrong"):
         assert first[name] == second[name]
     assert second["reconstruction_error"] == pytest.approx(first["reconstruction_error"])

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_runs import tiny_config, weights_of
 
 from capsnet.training import train
@@ -156,6 +157,16 @@ def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"/proc/run") as caught:
         train(tiny_config(), Path("/proc/run"), reporter=Reporter())
     assert caught.value.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def test_a_gpu_is_named_if_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"Loom {device.index}")
+    for device, name in ((None, None), ("cpu", None), ("cuda:1", "Loom 1")):
+        used = None if device is None else torch.device(device)
+        hardware = describe_environment(device=used)["hardware"]
+        assert isinstance(hardware, dict)
+        assert hardware["gpu"] == name
 
 
 def test_environment_names_commit_versions_and_hardware() -> None:

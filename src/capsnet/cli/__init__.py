@@ -59,12 +59,12 @@ _COMPILER = ("torch._dynamo", "torch._inductor")
 # Command, where it is written, what it does.
 _COMMANDS = (
     ("train", "capsnet.cli.train:train", "Train a preset of the paper, or on your own images."),
-    ("evaluate", "capsnet.cli.evaluate:evaluate", "Test error of a run, weights or an ensemble."),
+    ("evaluate", "capsnet.cli.trained:evaluate", "Test error of a run, weights or an ensemble."),
     ("list", "capsnet.cli.train:list_all", "Show presets, datasets and shipped weights."),
     ("data", "capsnet.cli.data:app", "Fetch, check and show datasets."),
     ("predict", "capsnet.cli.predict:predict", "Classify images in files or folders."),
     ("serve", "capsnet.cli.serve:serve", "Open the playground in a browser."),
-    ("export", "capsnet.cli.export:export", "Write a trained model as ONNX or torch.export."),
+    ("export", "capsnet.cli.trained:export", "Write a trained model as ONNX or torch.export."),
     ("reproduce", "capsnet.cli.reproduce:reproduce", "Reproduce a table or figure of the paper."),
     ("report", "capsnet.cli.reproduce:report", "Put all results beside the paper's."),
     ("bench", "capsnet.cli.bench:bench", "Measure speed and memory against plain PyTorch."),

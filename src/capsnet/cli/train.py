@@ -23,7 +23,7 @@ from capsnet.training import PRESETS, Preset, TrainConfig, TrainingStopped, conf
 from capsnet.training import train as train_model
 from capsnet.training.checkpoint import check_same_config, newest_checkpoint
 from capsnet.training.config import from_dict, override, to_dict
-from capsnet.training.loop import prepare
+from capsnet.training.preparation import prepare
 from capsnet.training.processes import Processes
 from capsnet.training.records import CONFIG, RESULT, check_run, read_json
 

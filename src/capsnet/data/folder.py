@@ -20,7 +20,7 @@ from jaxtyping import Int64, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from capsnet.data.storage import find_data_dir
-from capsnet.drafts import write_atomically
+from capsnet.machine import write_atomically
 
 #: What is opened: plain pictures, no document formats that run other programs.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")

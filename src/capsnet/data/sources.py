@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from capsnet.data.storage import FORMS, find_data_dir, find_part
-from capsnet.drafts import make_draft
+from capsnet.machine import make_draft
 
 _TORONTO = "https://www.cs.toronto.edu/~"
 _FASHION = (

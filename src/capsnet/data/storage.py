@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from capsnet.data.readers import CIFAR_TEST, CIFAR_TRAIN, read_idx
-from capsnet.drafts import write_atomically
+from capsnet.machine import write_atomically
 
 MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",

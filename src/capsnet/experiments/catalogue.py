@@ -20,6 +20,7 @@ from capsnet.experiments.runs import (
     gather,
     recorded_runs,
 )
+from capsnet.experiments.trained import Trained
 from capsnet.training import configure
 from capsnet.training.progress import Reporter
 from capsnet.training.records import describe_environment, write_json
@@ -55,7 +56,14 @@ _DIGITS = Need("capsnet", "mnist", most=1, shipped="mnist")
 def _set_of_section_7(name: str, title: str, trials: int = 1) -> Experiment:
     shipped = name if trials == 1 else None
     needs = (Need(name, name, trials=trials, shipped=shipped),)
-    return Experiment(name, title, needs, tables.ROWS_OF_SETS[name], tables.other_dataset)
+    return Experiment(
+        name,
+        title,
+        needs,
+        tables.ROWS_OF_SETS[name],
+        tables.other_dataset,
+        counts_examples=trials > 1,  # of an ensemble
+    )
 
 
 _ALL = (
@@ -173,6 +181,7 @@ def reproduce(
     _check_used(experiment, options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    environment = describe_environment()  # now: training may take hours, and files may change
     prefix = quick_prefix(options.quick)
     results = options.out or Path("results")
     images = options.out or (results if options.quick else Path("docs/images"))
@@ -197,6 +206,8 @@ def reproduce(
             f"{result} was obtained with other networks, options or data; "
             "another folder (--out) keeps it, --overwrite replaces it"
         )
+    elif stored is not None and not (options.train or options.overwrite):
+        _check_kept(experiment, found, stored, result)
     started = time.monotonic()
     outcome = experiment.measure(found, options)
     drawn = {f"{prefix}{name}{ending}.png": draw for ending, draw in outcome.pictures.items()}
@@ -213,7 +224,7 @@ def reproduce(
         "runs": [run.to_dict(role) for role, run in trained],
         "training_seconds": sum(run.seconds or 0 for _, run in trained),
         "measuring_seconds": round(time.monotonic() - started, 3),
-        **describe_environment(),
+        **environment,
         "details": dict(outcome.details),
         "pictures": list(drawn),
         "inputs": inputs,
@@ -237,6 +248,27 @@ def _check_used(experiment: Experiment, options: Options) -> None:
             miniature = "the miniature of " if options.quick else ""
             flag = option.replace("_", "-")
             raise ValueError(f"--{flag} makes no difference to {miniature}{experiment.name}")
+
+
+def _check_kept(
+    experiment: Experiment, found: Found, stored: Mapping[str, object], result: Path
+) -> None:
+    """Raises a ValueError if this would drop a trial that only the result knows of."""
+    roles = {need.role for need in experiment.needs if need.by_record}
+    runs = stored["runs"]
+    assert isinstance(runs, list)
+    for record in runs:
+        run = Trained.from_result(record)
+        is_kept = any(
+            each.digest == run.digest
+            or (each.seed == run.seed and (each.steps or 0) >= (run.steps or 0))  # made again
+            for each in found.get(record["role"], [])
+        )
+        if record["role"] in roles and not is_kept and not run.is_here:
+            raise ValueError(
+                f"{result} is all that is here of {run.source}, which this would leave out; "
+                "another folder (--out) keeps it, --overwrite replaces it"
+            )
 
 
 def _check_data(experiment: Experiment, found: Found) -> None:

@@ -103,7 +103,7 @@ def sample_reconstructions(found: Found, options: Options) -> Outcome:
 
 @torch.no_grad()
 def find_examples(
-    model: CapsNet, split: Split, trained: Trained, *, num_wrong: int = 6, batch_size: int = 100
+    model: CapsNet, split: Split, trained: Trained, *, num_wrong: int = 6
 ) -> tuple[list[WrongExample], list[WrongExample]]:
     """Some right and some wrong examples, the first ones of the test set.
 
@@ -113,8 +113,8 @@ def find_examples(
     wrong = _recorded_failures(trained, split)
     recorded = bool(wrong)
     num_labels = split.labels_per_image
-    for start in range(0, len(split), batch_size):
-        indices = np.arange(start, min(start + batch_size, len(split)))
+    for start in range(0, len(split), 100):
+        indices = np.arange(start, min(start + 100, len(split)))
         batch = split.test_batch(indices)
         predictions = model.predict(batch.images, num_labels)
         for index, labels, chosen in zip(
@@ -269,11 +269,9 @@ def turn_dimensions(model: CapsNet, split: Split, examples: Sequence[int]) -> Tu
     return Turned(stacked, change / natural_deviations(split, labels)[:, None])
 
 
-def natural_deviations(
-    split: Split, labels: Int[Tensor, " K"], num_examples: int = 2000
-) -> Float[Tensor, "K P"]:
+def natural_deviations(split: Split, labels: Int[Tensor, " K"]) -> Float[Tensor, "K P"]:
     """How much the digits of each class differ, shifted as in training: their deviations."""
-    batch = split.test_batch(np.arange(min(num_examples, len(split))))
+    batch = split.test_batch(np.arange(min(2000, len(split))))
     measured = measure_digits(batch.images)
     deviations = torch.stack(
         [measured[batch.labels[:, 0] == label].std(dim=0) for label in labels]

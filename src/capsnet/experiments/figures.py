@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsnet.drafts import draft_of
+from capsnet.machine import draft_of
 
 Image = Float[np.ndarray, "H W"] | Float[np.ndarray, "H W C"]
 
 INK, GREY, RULE = "#1a1a1a", "#6b6b6b", "#b0b0b0"
-BLUE, ORANGE, RED, GREEN = "#1f5a96", "#d9730d", "#c8102e", "#2e8b57"
+BLUE, ORANGE, RED = "#1f5a96", "#d9730d", "#c8102e"
 SMALL, NORMAL, LARGE = 8.0, 9.0, 11.0
 _DPI = 200
 #: Inches at the top that the title and its subtitle take.
@@ -125,10 +125,10 @@ def overlay(red: Float[Tensor, "1 H W"], green: Float[Tensor, "1 H W"]) -> Image
     return np.stack((first, second, np.zeros_like(first)), axis=-1)
 
 
-def strip(images: Float[Tensor, "N 1 h w"], gap: int = 1) -> Image:
+def strip(images: Float[Tensor, "N 1 h w"]) -> Image:
     """Images side by side in one, with a light gap between them."""
     tiles = [grey(image) for image in images]
-    bar = np.full((tiles[0].shape[0], gap), 0.6, dtype=tiles[0].dtype)
+    bar = np.full((tiles[0].shape[0], 1), 0.6, dtype=tiles[0].dtype)
     return np.concatenate([part for tile in tiles for part in (tile, bar)][:-1], axis=1)
 
 

@@ -77,6 +77,7 @@ def run_growth(
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, object]:
     """Measures sweeps and returns the record that results/bench-growth.json holds."""
+    environment = describe_environment(threads)  # before files may change
     rows = []
     for sweep in sweeps:
         row: dict[str, object] = {
@@ -101,7 +102,7 @@ def run_growth(
         "repeats": repeats,
         "quick": sweeps is QUICK_SWEEPS,
         "rows": rows,
-        **describe_environment(threads),
+        **environment,
     }
 
 

@@ -7,10 +7,10 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from capsnet.drafts import write_atomically
 from capsnet.experiments.catalogue import EXPERIMENTS, Experiment
 from capsnet.experiments.outcome import quick_prefix
 from capsnet.experiments.trained import list_parts, show_length
+from capsnet.machine import write_atomically
 from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import total_steps
@@ -188,10 +188,10 @@ def _headlines(found: Mapping[str, dict[str, object] | None]) -> list[Mapping[st
     """The rows that README shows, run or not."""
     rows: list[Mapping[str, object]] = []
     for name, record in found.items():
-        stored = {str(row["label"]): row for row in _rows(record)} if record else {}
-        for expected in EXPERIMENTS[name].expected:
-            if expected.headline:
-                rows.append(stored.get(expected.label, expected.to_dict()))
+        expected = EXPERIMENTS[name].expected
+        shown = _rows(record) if record else [row.to_dict() for row in expected]
+        pairs = zip(expected, shown, strict=True)
+        rows += [row for wanted, row in pairs if wanted.headline]
     return rows
 
 

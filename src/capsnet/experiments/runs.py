@@ -164,7 +164,7 @@ def gather(
             usable += recorded.get(need.role, [])
         runs = _choose(usable, wanted, need, options)
         if options.train:
-            settings = _placed((runs[0].config if runs else None) or wanted, options)
+            settings = _placed((runs[0].config if runs else None) or wanted, need, options)
             num_missing = max(0, _num_trials(need, options) - len(runs))
             pattern = runs or found.get(need.like or "", [])
             if num_missing and pattern and pattern[0].parts:
@@ -213,8 +213,7 @@ def recorded_runs(result: Mapping[str, object] | None, say: Say) -> Found:
     found: Found = {}
     runs = result.get("runs") if result else None
     for run in runs if isinstance(runs, list) else []:
-        source = str(run["source"])
-        trained = Trained(source, Path(source, WEIGHTS), run["sha256"], run)
+        trained = Trained.from_result(run)
         try:
             if trained.config is not None and trained.metrics:
                 found.setdefault(run["role"], []).append(trained)
@@ -261,18 +260,17 @@ def _settings(need: Need, options: Options, found: Found) -> TrainConfig:
         config = replace(config, epochs=options.epochs)
     elif options.steps is not None and config.steps is not None:
         config = replace(config, steps=options.steps)
-    if need.curve and not config.evaluate_every:
-        length = config.epochs or config.steps or 1
-        config = replace(config, evaluate_every=1 if config.epochs else max(1, length // 5))
-    return _placed(config, options)
+    return _placed(config, need, options)
 
 
-def _placed(config: TrainConfig, options: Options) -> TrainConfig:
-    """The settings with what depends on the machine as the user says, in one part."""
+def _placed(config: TrainConfig, need: Need, options: Options) -> TrainConfig:
+    """The settings with what depends on the machine as the user says, in one part, with a curve."""
+    usual = 1 if config.epochs else max(1, (config.steps or 1) // 5)
     return replace(
         config,
+        evaluate_every=config.evaluate_every or (usual if need.curve else 0),
         continue_from=None,
-        threads=options.threads or config.threads,
+        threads=options.threads or (config.threads if options.quick else None),
         device=options.device,
         data=replace(config.data, data_dir=options.data_dir),
     )

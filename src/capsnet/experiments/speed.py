@@ -33,6 +33,7 @@ def run_speed(
         batch: images of a batch in all cases, for a miniature.
         say: where to tell of the progress.
     """
+    environment = describe_environment(threads)  # before files may change
     peak = measure_peak(repeats=repeats, threads=threads)
     rows = []
     for case in cases:
@@ -46,7 +47,7 @@ def run_speed(
         "quick": batch is not None,
         "peak_gflops": round(peak / 1e9, 1),
         "rows": [_row(case, task, done, peak) for case, task, done in rows],
-        **describe_environment(threads),
+        **environment,
     }
 
 

@@ -29,6 +29,12 @@ class Trained:
     record: Mapping[str, object]
     """What the run wrote down, or the weights file holds."""
 
+    @classmethod
+    def from_result(cls, record: Mapping[str, object]) -> "Trained":
+        """A network that a result names; its files need not be here."""
+        source = str(record["source"])
+        return cls(source, Path(source, WEIGHTS), str(record["sha256"]), record)
+
     @property
     def config(self) -> TrainConfig | None:
         """The settings of the run; None for weights without them."""
@@ -181,9 +187,10 @@ def _read_curves(log: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 def show_length(steps: int | float | None, epochs: float | None) -> str:
     """How long a run was, for people: in epochs from one on.
 
-    >>> show_length(468, 1.0), show_length(1200, 0.003)
-    ('1 epoch', '1,200 steps')
+    >>> show_length(468, 1.0), show_length(600_000, 1538.46), show_length(1200, 0.003)
+    ('1 epoch', '1,538 epochs', '1,200 steps')
     """
     if epochs is not None and epochs >= 1:
-        return f"{epochs:.3g} epoch{'' if epochs == 1 else 's'}"
+        number = f"{epochs:.3g}" if epochs < 1000 else f"{epochs:,.0f}"
+        return f"{number} epoch{'' if epochs == 1 else 's'}"
     return "" if steps is None else f"{steps:,.0f} steps"

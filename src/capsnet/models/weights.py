@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from capsnet.checks import unknown_name
-from capsnet.drafts import write_atomically
+from capsnet.machine import write_atomically
 from capsnet.models import CapsNetConfig, CNNConfig, Model, ModelConfig, model_from_config
 
 WEIGHTS = "weights.safetensors"

@@ -1,4 +1,4 @@
-"""What a run goes on from, its checkpoint or another run, and the model that it has come to."""
+"""What a run goes on from when it is resumed, and the model that it has come to."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -9,8 +9,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from capsnet.data import Split, num_steps
-from capsnet.drafts import SUFFIX
+from capsnet.data import Split
+from capsnet.machine import SUFFIX
 from capsnet.models import Model, model_from_config
 from capsnet.models.weights import (
     CHECKPOINTS,
@@ -24,14 +24,13 @@ from capsnet.models.weights import (
     warn_of_namesake,
     write_tensors,
 )
-from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict, total_steps
+from capsnet.training.config import TrainConfig, differing_fields, from_dict, to_dict
 from capsnet.training.optimiser import FusedAdam
 from capsnet.training.records import (
     CONFIG,
     RESULT,
     RunLog,
     damaged_files,
-    file_digest,
     list_checkpoints,
     read_json,
     remove_checkpoints,
@@ -40,16 +39,6 @@ from capsnet.training.records import (
 
 #: What an optimiser knows of a weight: Adam's count and moments, or Muon's momentum.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum")
-#: What a run that is continued and the one that continues it have in common.
-_SHARED = {
-    "seed", "batch_size", "data", "model",
-    "reconstruction_weight", "upper", "lower", "absent_weight",
-}  # fmt: skip
-#: What a record keeps of the training that it continues, as far as that is known.
-_KEPT = (
-    "steps", "epochs", "seconds", "commit", "commits", "versions", "hardware", "config", "metrics",
-    "earlier",
-)  # fmt: skip
 #: A newer and an older checkpoint: should the newer turn out damaged, little is lost.
 NUM_KEPT = 2
 
@@ -182,52 +171,16 @@ class TrainState:
         return model
 
 
-def load_earlier(config: TrainConfig, split: Split, *, run: Path | None) -> Earlier | None:
-    """The training that a run continues, if it does, once known to fit and to stay where it is."""
-    source = config.continue_from
-    if source is None:
-        return None
-    path = find_weights(source)
-    if run is not None and path.resolve().parent == run.resolve():
-        raise ValueError(f"{run} holds what the run continues; --out gives it another directory")
-    model, record = load_weights(path)
-    for name in ("config", "steps", "seconds", "class_names", "data"):
-        if record.get(name) is None:
-            raise ValueError(f"{source} does not say its {name}, so no run can continue it")
-    try:
-        before = from_dict(cast(dict[str, object], record["config"]))
-    except ValueError as error:
-        raise ValueError(f"{source} has settings of another version: {error}") from None
-    for name, (old, new) in differing_fields(before, config).items():
-        if name.partition(".")[0] in _SHARED:
-            raise ValueError(
-                f"{source} was trained with {name} = {old}, got {new}; "
-                "a run continues another with its seed, data, network, loss and batch size"
-            )
-    _check_same_data(source, record, split)
-    steps = cast(int, record["steps"])
-    total = total_steps(config, num_steps(split, config.batch_size))
-    if steps >= total:
-        raise ValueError(
-            f"{source} has {steps:,} steps behind it, which count; "
-            f"a run that continues it needs more in all, got {total:,}"
-        )
-    kept = {name: record[name] for name in _KEPT if name in record}
-    return Earlier(model, {"source": source, "sha256": file_digest(path), **kept})
-
-
 def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) -> None:
     """Writes a checkpoint, then removes all but the newest two."""
     older = list_checkpoints(run)
-    path = run / CHECKPOINTS / f"step-{state.step:09d}.safetensors"
+    path = _checkpoint_path(run, state.step)
     try:
         path.parent.mkdir(exist_ok=True)
         for stale in path.parent.glob(f".step-*{SUFFIX}"):  # of a kill in the middle of writing
             stale.unlink()
         write_tensors(path, state.tensors(), {**record, **state.counts()})
-        # One of a later step is damaged: the run went on from the one before it.
-        kept = [each for each in list_checkpoints(run) if each.name <= path.name][:NUM_KEPT]
-        for other in set(list_checkpoints(run)) - set(kept):
+        for other in list_checkpoints(run)[NUM_KEPT:]:
             other.unlink(missing_ok=True)
     except OSError as error:
         before = f"{older[0]} is whole" if older else "there is none before it"
@@ -235,6 +188,10 @@ def save_checkpoint(run: Path, state: TrainState, record: Mapping[str, object]) 
             f"the checkpoint of step {state.step:,} could not be written to {run} "
             f"({error.strerror}); {before}"
         ) from error
+
+
+def _checkpoint_path(run: Path, step: int) -> Path:
+    return run / CHECKPOINTS / f"step-{step:09d}.safetensors"
 
 
 def restore_run(
@@ -293,12 +250,16 @@ def restore_run(
             say(f"there is no checkpoint in {run}, so the run begins at step {state.step:,}{lines}")
         return None
     tensors, record = found
-    _check_same_data(run, record, split)
+    check_same_data(run, record, split)
     state.restore(tensors, record)
-    position = record["log"]
-    assert isinstance(position, dict)
-    if is_writer and (wrong := log.rewind(position)) is not None:
-        say(wrong)
+    if is_writer:
+        for path in list_checkpoints(run):
+            if path > _checkpoint_path(run, state.step):  # damaged; a whole one may need its place
+                path.unlink(missing_ok=True)
+        position = record["log"]
+        assert isinstance(position, dict)
+        if (wrong := log.rewind(position)) is not None:
+            say(wrong)
     return None
 
 
@@ -318,7 +279,8 @@ def has_same_files(record: Mapping[str, object], split: Split) -> bool:
     return isinstance(data, dict) and data.get("files") == split.files_digest
 
 
-def _check_same_data(run: str | Path, record: Mapping[str, object], split: Split) -> None:
+def check_same_data(run: str | Path, record: Mapping[str, object], split: Split) -> None:
+    """Raises a ValueError if a run was trained on other data."""
     names, data = record["class_names"], record["data"]
     assert isinstance(names, list)
     assert isinstance(data, dict)

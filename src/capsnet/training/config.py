@@ -241,12 +241,18 @@ def override(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
 
 def differing_fields(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[object, object]]:
     """Fields that differ between two runs and decide the outcome, with both values."""
-    before, after = _flatten(to_dict(old)), _flatten(to_dict(new))
+    before, after = decisive_fields(old), decisive_fields(new)
     return {
         name: (before.get(name), after.get(name))
         for name in before | after
-        if before.get(name) != after.get(name) and name not in CHANGEABLE
+        if before.get(name) != after.get(name)
     }
+
+
+def decisive_fields(config: TrainConfig) -> dict[str, object]:
+    """The fields of a run that decide its outcome."""
+    values = _flatten(to_dict(config))
+    return {name: value for name, value in values.items() if name not in CHANGEABLE}
 
 
 def check_count(name: str, value: int | None, *, minimum: int = 1) -> None:

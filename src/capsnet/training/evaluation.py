@@ -146,7 +146,6 @@ def evaluate(
     predictions = torch.zeros(count, num_labels, dtype=torch.int64)
     labels = torch.zeros(count, num_labels, dtype=torch.int64)
     squared_error = torch.zeros((), dtype=torch.float64)
-    changes: dict[str, list[float]] | None = None
     modes = [model.training for model in models]
     for model in models:
         model.to(device).eval()
@@ -163,8 +162,6 @@ def evaluate(
         for model in models:
             model_scores, reconstructed = _score(model, images, batch.labels.to(device))
             scores += model_scores
-        if start == 0 and len(models) == 1 and isinstance(models[0], CapsNet):
-            changes = routing_changes(models[0], images[:NUM_TRACED])
         rows = slice(int(places[0]), int(places[-1]) + 1)
         predictions[rows] = scores.topk(num_labels, dim=1).indices.cpu()
         labels[rows] = batch.labels
@@ -173,6 +170,10 @@ def evaluate(
             squared_error += mean.double() * len(places)
     if watch is not None:
         watch(count, count)
+    changes: dict[str, list[float]] | None = None
+    if processes.is_first and len(models) == 1 and isinstance(models[0], CapsNet):
+        images = split.test_batch(indices[:NUM_TRACED]).images
+        changes = routing_changes(models[0], images.to(device))
     for model, mode in zip(models, modes, strict=True):
         model.train(mode)
     processes.add_up(predictions, labels)

@@ -6,36 +6,30 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import nn
 
-from capsnet.data import Batch, DataConfig, Split, iterate_batches, load_split, num_steps
+from capsnet.data import Batch, Split, iterate_batches, num_steps
 from capsnet.data.order import stream_key
 from capsnet.models import model_from_config
 from capsnet.models.weights import WEIGHTS, config_to_dict, save_weights
-from capsnet.training.checkpoint import (
-    Earlier,
-    TrainState,
-    load_earlier,
-    restore_run,
-    save_checkpoint,
-)
-from capsnet.training.config import TrainConfig, fit_to_images, to_dict, total_steps
-from capsnet.training.evaluation import Evaluation, check_fit, check_origin, evaluate
+from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
+from capsnet.training.config import TrainConfig, decisive_fields, to_dict, total_steps
+from capsnet.training.evaluation import Evaluation, evaluate
 from capsnet.training.objective import compute_losses, find_not_finite, learning_rate
 from capsnet.training.optimiser import FusedAdam, Muon
+from capsnet.training.preparation import Prepared, prepare
 from capsnet.training.processes import (
     Processes,
     StopRequest,
     TrainingStopped,
     catch_signals,
-    find_device,
     join_processes,
     seed_dropout,
 )
-from capsnet.training.progress import Reporter, TensorBoard, check_tensorboard, choose_reporter
+from capsnet.training.progress import Reporter, TensorBoard, choose_reporter
 from capsnet.training.records import (
     CONFIG,
     LOG,
@@ -45,7 +39,6 @@ from capsnet.training.records import (
     check_run,
     describe_environment,
     file_digest,
-    has_begun,
     list_checkpoints,
     open_run,
     remove_checkpoints,
@@ -105,7 +98,7 @@ class Training:
 
     def __init__(
         self,
-        prepared: "Prepared",
+        prepared: Prepared,
         folder: Path,
         *,
         processes: Processes,
@@ -129,17 +122,22 @@ class Training:
         self.forward = cast(nn.Module, torch.compile(model) if config.compile else model)
         self.log = RunLog(folder / LOG)
         # Now: something else may be checked out before the run ends.
-        self.environment = describe_environment()
+        self.environment = describe_environment(device=self.device)
         self.board: TensorBoard | None = None
 
     def run(self) -> dict[str, object]:
         """Begins or goes on, trains to the end, evaluates, and writes the result."""
         finished = self.processes.agree(self.restore)
+        self.processes.compare(
+            (finished is None, self.state.step, decisive_fields(self.config)),
+            f"the processes found {self.folder} in different states; it must be one they share",
+        )
         if finished is not None:
             self.reporter.say(f"{self.folder} is finished already")
             return finished
         commit = self.environment["commit"]
-        if isinstance(commit, str) and commit not in self.state.commits:
+        is_trained = self.state.step == self.num_steps  # and was stopped while it was evaluated
+        if isinstance(commit, str) and commit not in self.state.commits and not is_trained:
             self.state.commits.append(commit)
         if self.state.step > 0:
             self.reporter.say(f"going on after step {self.state.step:,} of {self.num_steps:,}")
@@ -351,49 +349,3 @@ class Training:
             self.show_reconstructions()
             self.board.close()
         return record
-
-
-class Prepared(NamedTuple):
-    """What a run needs before it can begin."""
-
-    config: TrainConfig
-    """The settings, with the model fitted to the data."""
-    split: Split
-    """The training set."""
-    tests: list[Split]
-    """The sets to evaluate on."""
-    device: torch.device
-    """Where to compute."""
-    earlier: Earlier | None
-    """Training that it continues, if it has not begun yet."""
-
-
-def prepare(
-    config: TrainConfig, processes: Processes, *, run: Path | None = None, resume: bool = False
-) -> Prepared:
-    """Finds all that a run needs.
-
-    A missing file or a set that does not fit is noticed here, not after hours of training.
-    """
-    device = find_device(config.device, processes.local_rank)
-    if config.tensorboard and processes.is_first:
-        check_tensorboard()
-    split = load_split(config.data, "train")
-    config = fit_to_images(config, split.image_shape, split.num_classes)
-    data = config.data
-    # Refuses a batch that the set cannot fill or the processes cannot share out.
-    iterate_batches(split, batch_size=config.batch_size, world_size=processes.world_size)
-    tests = [load_split(data, "validation" if data.held_out else "test")]
-    # One's own images lie in a folder that is no place for datasets.
-    folder = None if data.name == "folder" else data.data_dir
-    for name in config.evaluate_on:
-        other = DataConfig(name, data_dir=folder, generation_seed=data.generation_seed)
-        tests.append(load_split(other, "test"))
-        if (name, "test") in ((test.name, test.split) for test in tests[:-1]):
-            raise ValueError(f"{name} would be evaluated twice; leave it out of evaluate_on")
-    for test in tests:
-        check_fit(config.model, test)
-        check_origin(data.name, split.class_names, test)
-    is_begun = resume and run is not None and has_begun(run)
-    earlier = None if is_begun else load_earlier(config, split, run=run)
-    return Prepared(config, split, tests, device, earlier)

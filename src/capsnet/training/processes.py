@@ -84,6 +84,15 @@ class Processes:
             raise SystemExit(2)
         return made
 
+    def compare(self, what: object, sentence: str) -> None:
+        """Raises a ValueError with the sentence in the first process, unless all have the same."""
+        if self.world_size == 1:
+            return
+        found = [what] * self.world_size
+        dist.all_gather_object(found, what)
+        if any(each != found[0] for each in found):
+            raise ValueError(sentence) if self.is_first else SystemExit(2)
+
 
 @contextmanager
 def join_processes(device: str = "cpu") -> Iterator[Processes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from capsnet import __version__
-from capsnet.drafts import SUFFIX, write_atomically
+from capsnet.machine import SUFFIX, write_atomically
 from capsnet.models.weights import CHECKPOINTS, WEIGHTS
 
 CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
@@ -215,12 +215,16 @@ def damaged_files(run: Path) -> list[str]:
     return complaints
 
 
-def describe_environment(threads: int | None = None) -> dict[str, object]:
+def describe_environment(
+    threads: int | None = None, device: torch.device | None = None
+) -> dict[str, object]:
     """Commit, versions and hardware that a result was obtained with.
 
     Args:
         threads: CPU threads of other processes that it was obtained by; None for this one's.
+        device: Where it was computed, if not on the CPU.
     """
+    has_gpu = device is not None and device.type == "cuda"
     return {
         "commit": find_commit(),
         "versions": {
@@ -232,7 +236,7 @@ def describe_environment(threads: int | None = None) -> dict[str, object]:
             "cpu": _cpu_name(),
             "cores": os.cpu_count(),
             "threads": threads or torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "gpu": torch.cuda.get_device_name(device) if has_gpu else None,
         },
     }
 
