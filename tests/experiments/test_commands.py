@@ -92,10 +92,9 @@ def test_each_command_measures_draws_and_then_has_nothing_left_to_do(
     assert done.is_new
     assert done.result == tmp_path / f"quick-{name}.json"
     assert done.record["quick"] is True
-    expected = {row.label: row for row in EXPERIMENTS[name].expected}
-    for row in numbers(done):
-        assert row["label"] in expected
-        assert row["paper"] == expected[str(row["label"])].paper
+    for row, wanted in zip(numbers(done), EXPERIMENTS[name].expected, strict=True):
+        assert str(row["label"]).replace(" (regenerated)", "") == wanted.label
+        assert row["paper"] == wanted.paper
         if "ensemble" in str(row["label"]):
             continue  # of one network there is none
         values = row["values"]
@@ -142,9 +141,7 @@ def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert done.is_new
     assert "going on after step 3 of 4" in reporter.said
     assert first.stat().st_mtime_ns == finished
-    assert {row["label"]: row["trials"] for row in numbers(done)} == {
-        row.label: 1 for row in EXPERIMENTS["affnist"].expected
-    }
+    assert [row["trials"] for row in numbers(done)] == [1, 1, 1, 1]
 
 
 def test_one_network_is_no_ensemble_and_two_are(runs: Path, files: Path, tmp_path: Path) -> None:

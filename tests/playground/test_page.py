@@ -105,8 +105,11 @@ def eventually(page: Page, claim: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-def draw(page: Page, canvas: str, *strokes: list[tuple[float, float]]) -> None:
-    """Draws strokes, whose points are shares of the canvas's width and height."""
+def draw(page: Page, canvas: str, *strokes: list[tuple[float, float]], steps: int = 6) -> None:
+    """Draws strokes, whose points are shares of the canvas's width and height.
+
+    From one to the next the pen makes so many steps, each of which takes the browser a while.
+    """
     box = page.locator(canvas).bounding_box()
     assert box is not None
     for stroke in strokes:
@@ -114,7 +117,7 @@ def draw(page: Page, canvas: str, *strokes: list[tuple[float, float]]) -> None:
         page.mouse.move(*points[0])
         page.mouse.down()
         for point in points[1:]:
-            page.mouse.move(*point, steps=6)
+            page.mouse.move(*point, steps=steps)
         page.mouse.up()
 
 
@@ -533,7 +536,7 @@ def test_a_long_stroke_goes_on_to_its_end(visit: Callable[[str], Page], address:
     page.mouse.move(*points[0])
     page.mouse.down()
     for point in points[1:]:
-        page.mouse.move(*point, steps=12)
+        page.mouse.move(*point, steps=7)  # 273 points, more than one stroke holds
     page.mouse.up()
     drawn = pixels(page, "#pad canvas")
     x, y = (round(share * side) for share, side in zip(zigzag[-1], drawn.shape[1::-1], strict=True))
@@ -701,9 +704,9 @@ def test_many_bytes_are_packed_and_weak_disagreement_looks_weak(
 def test_undo_takes_a_long_stroke_back_whole(visit: Callable[[str], Page], address: str) -> None:
     page = visit(f"{address}/#input=s")
     circle = [
-        (0.5 + 0.4 * math.cos(turn / 20), 0.5 + 0.4 * math.sin(turn / 20)) for turn in range(450)
-    ]
-    draw(page, "#pad canvas", [(0.1, 0.1), (0.2, 0.1)], circle)
+        (0.5 + 0.4 * math.cos(turn / 20), 0.5 + 0.4 * math.sin(turn / 20)) for turn in range(300)
+    ]  # more points than one stroke holds
+    draw(page, "#pad canvas", [(0.1, 0.1), (0.2, 0.1)], circle, steps=1)
     settle(page)
     page.get_by_role("button", name="Take the last stroke back").first.click()
 
