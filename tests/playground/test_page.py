@@ -121,6 +121,21 @@ def draw(page: Page, canvas: str, *strokes: list[tuple[float, float]], steps: in
         page.mouse.up()
 
 
+def touch(page: Page, canvas: str, *events: tuple[str, int, float, float]) -> None:
+    """Sends pointers down, move and up: which pointer, and its place as a share of the canvas."""
+    page.locator(canvas).evaluate(
+        """(canvas, events) => {
+          canvas.setPointerCapture = () => {};
+          const box = canvas.getBoundingClientRect();
+          for (const [type, pointerId, x, y] of events) {
+            const place = { clientX: box.left + x * box.width, clientY: box.top + y * box.height };
+            canvas.dispatchEvent(new PointerEvent(`pointer${type}`, { pointerId, ...place }));
+          }
+        }""",
+        [list(event) for event in events],
+    )
+
+
 def test_a_drawn_one_is_recognised(visit: Callable[[str], Page], address: str) -> None:
     page = visit(address)
     draw(page, "#pad canvas", [(0.56, 0.16), (0.5, 0.5), (0.44, 0.85)])
@@ -468,19 +483,15 @@ def test_a_digit_along_the_edge_is_light_on_dark(
 
 def test_a_second_finger_draws_nothing(visit: Callable[[str], Page], address: str) -> None:
     page = visit(f"{address}/#input=s")
-    page.locator("#pad canvas").evaluate(
-        """(canvas) => {
-          canvas.setPointerCapture = () => {};
-          const box = canvas.getBoundingClientRect();
-          const send = (type, pointerId, x, y) => canvas.dispatchEvent(new PointerEvent(type, {
-            pointerId, clientX: box.left + x * box.width, clientY: box.top + y * box.height }));
-          send("pointerdown", 1, 0.2, 0.2);
-          send("pointerdown", 2, 0.8, 0.8);
-          send("pointermove", 2, 0.8, 0.5);
-          send("pointerup", 2, 0.8, 0.5);
-          send("pointermove", 1, 0.2, 0.5);
-          send("pointerup", 1, 0.2, 0.5);
-        }"""
+    touch(
+        page,
+        "#pad canvas",
+        ("down", 1, 0.2, 0.2),
+        ("down", 2, 0.8, 0.8),
+        ("move", 2, 0.8, 0.5),
+        ("up", 2, 0.8, 0.5),
+        ("move", 1, 0.2, 0.5),
+        ("up", 1, 0.2, 0.5),
     )
     settle(page)
     drawn = pixels(page, "#pad canvas")[..., 0]
@@ -506,23 +517,16 @@ def test_a_test_digit_ends_the_stroke_that_is_being_drawn(
 
 def test_a_second_finger_moves_no_digit(visit: Callable[[str], Page], address: str) -> None:
     page = visit(f"{address}/#view=pair&a=t3&b=t0")
-    page.locator("#stage").evaluate(
-        """(stage) => {
-          stage.setPointerCapture = () => {};
-          const box = stage.getBoundingClientRect();
-          const pixel = box.width / 36;
-          const send = (type, pointerId, x, y, button = 0) => stage.dispatchEvent(
-            new PointerEvent(type, {
-              pointerId, button, clientX: box.left + x * pixel, clientY: box.top + y * pixel }));
-          send("pointerdown", 3, 24, 29, 2);
-          send("pointermove", 3, 20, 29);
-          send("pointerdown", 1, 24, 29);
-          send("pointerdown", 2, 5, 5);
-          send("pointermove", 2, 9, 9);
-          send("pointerup", 2, 9, 9);
-          send("pointermove", 1, 23, 28);
-          send("pointerup", 1, 23, 28);
-        }"""
+    foot = 24 / 36, 29 / 36  # of the 7
+    touch(
+        page,
+        "#stage",
+        ("down", 1, *foot),
+        ("down", 2, 5 / 36, 5 / 36),
+        ("move", 2, 9 / 36, 9 / 36),
+        ("up", 2, 9 / 36, 9 / 36),
+        ("move", 1, 23 / 36, 28 / 36),
+        ("up", 1, 23 / 36, 28 / 36),
     )
     page.wait_for_function("() => decodeURIComponent(location.hash).includes('shifts=-3,-2,2,1')")
 
@@ -530,14 +534,7 @@ def test_a_second_finger_moves_no_digit(visit: Callable[[str], Page], address: s
 def test_a_long_stroke_goes_on_to_its_end(visit: Callable[[str], Page], address: str) -> None:
     page = visit(f"{address}/#input=s")
     zigzag = [(0.1 + 0.8 * (turn % 2), 0.1 + 0.02 * turn) for turn in range(40)]
-    box = page.locator("#pad canvas").bounding_box()
-    assert box is not None
-    points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in zigzag]
-    page.mouse.move(*points[0])
-    page.mouse.down()
-    for point in points[1:]:
-        page.mouse.move(*point, steps=7)  # 273 points, more than one stroke holds
-    page.mouse.up()
+    draw(page, "#pad canvas", zigzag, steps=7)  # 273 points, more than one stroke holds
     drawn = pixels(page, "#pad canvas")
     x, y = (round(share * side) for share, side in zip(zigzag[-1], drawn.shape[1::-1], strict=True))
     assert drawn[y, x, 0] == 255
