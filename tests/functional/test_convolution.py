@@ -266,6 +266,19 @@ def test_what_is_written_behind_autograd_s_back_is_noticed(write: str) -> None:
     assert_close(after, 2 * before)
 
 
+@pytest.mark.parametrize("store", [torch.clone, store_taps_first])
+@pytest.mark.parametrize("dim", range(4))
+def test_a_mirrored_kernel_is_noticed_although_its_sum_is_the_same(
+    store: Callable[[Tensor], Tensor], dim: int
+) -> None:
+    images, weight = torch.randn(4, 3, 12, 12), store(torch.randn(5, 3, 4, 4))
+    with torch.no_grad():
+        convolve2d(images, weight, algorithm="frequency")
+        weight.data.copy_(weight.flip(dim))
+        after = convolve2d(images, weight, algorithm="frequency")
+    assert_close(after, F.conv2d(images, weight), atol=1e-4, rtol=1e-4)
+
+
 def test_a_small_change_beside_a_large_sum_is_noticed() -> None:
     images, weight = torch.ones(1, 64, 8, 8), torch.ones(64, 64, 5, 5)
     before = convolve2d(images, weight, algorithm="frequency")

@@ -8,6 +8,7 @@ matrix product on views and nothing large is transposed.
 
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,7 +36,8 @@ def kernel_factors(plan: Plan, weight: Tensor) -> Factors:
 
 @dataclass(frozen=True)
 class _Remembered:
-    state: tuple[int, int, float]
+    state: tuple[int, int]
+    fingerprint: Tensor
     factors: dict[Plan, list[list[Tensor]]]
 
 
@@ -51,7 +53,7 @@ def recall_factors(plan: Plan, weight: Tensor) -> list[list[Tensor]] | None:
 
     A change of the weight shows in its version, which in-place operations count up; not so fused
     optimisers, after whose steps everything is forgotten, nor what is written through `.data` or
-    NumPy, which shows in the sum. A weight that other processes may write to is not remembered.
+    NumPy, which shows in the fingerprint. What other processes may write to is not remembered.
     """
     if (
         (torch.is_grad_enabled() and weight.requires_grad)
@@ -60,16 +62,31 @@ def recall_factors(plan: Plan, weight: Tensor) -> list[list[Tensor]] | None:
     ):
         _remembered.pop(weight, None)
         return None
-    state = weight._version, weight.data_ptr(), float(weight.detach().sum(dtype=torch.float64))
+    state, fingerprint = (weight._version, weight.data_ptr()), _fingerprint(weight.detach())
     known = _remembered.get(weight)
-    factors = known.factors if known and known.state == state else {}
+    is_same = known and known.state == state and torch.equal(known.fingerprint, fingerprint)
+    factors = known.factors if known and is_same else {}
     if plan not in factors:
         # What is made in inference mode could not serve a later backward pass.
         with torch.inference_mode(False), torch.no_grad():
             made = [list(bands) for bands in kernel_factors(plan, weight)]
         factors = dict([*factors.items(), (plan, made)][-_MOST_PLANS:])
-        _remembered[weight] = _Remembered(state, factors)
+        _remembered[weight] = _Remembered(state, fingerprint, factors)
     return factors[plan]
+
+
+def _fingerprint(weight: Tensor) -> Tensor:
+    """Numbers that differ, to rounding, for any other values or order of values of the weight."""
+    rows = weight.flatten(1) if weight.is_contiguous() else weight.permute(2, 3, 1, 0).flatten(0, 2)
+    return rows @ _random_numbers(rows.shape[1], weight.dtype)
+
+
+@lru_cache(maxsize=64)
+def _random_numbers(count: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(0)
+    # Kept for all callers, whatever mode or default device the first one is in.
+    with torch.inference_mode(False):
+        return torch.rand(count, dtype=dtype, device="cpu", generator=generator) + 0.5
 
 
 def forget_factors(*_: object) -> None:

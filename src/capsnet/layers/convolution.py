@@ -17,8 +17,6 @@ class Convolution(nn.Conv2d):
     `.contiguous()` copies of them.
 
     Without gradients the weight's transform is kept from call to call, until the weight changes.
-    (Only what is written through `weight.data` or a NumPy view and leaves the sum of the weight as
-    it was is not noticed.)
 
     Args:
         in_channels: Channels of the images.
