@@ -122,12 +122,14 @@ def test_files_may_be_large_and_named_by_any_bytes(
 ) -> None:
     image = Image.new("L", (5000, 5100), 255)
     image.paste(0, (2000, 900, 2400, 4000))
-    image.save(tmp_path / os.fsdecode(b"large \xff.png"))
+    image.save(tmp_path / os.fsdecode("groß ".encode() + b"large \xff.png"))
     assert run(tmp_path, "--weights", weights) == 0
     assert "large \\udcff.png: n" in capsys.readouterr().out
     assert run(tmp_path, "--weights", weights, "--json") == 0
-    [answer] = json.loads(capsys.readouterr().out)
-    assert answer["file"].endswith("large \udcff.png")
+    said = capsys.readouterr().out
+    assert said.isascii()  # and so the same JSON whatever the encoding of stdout
+    [answer] = json.loads(said)
+    assert answer["file"].endswith("groß large \udcff.png")
     assert answer["polarity"] == "dark on light"
 
 

@@ -141,7 +141,9 @@ def test_wrong_examples_of_own_images_are_named_by_their_files(
     assert Path(place).parent.name == mistake[:3]
     assert Path(place).is_file()
     assert run("evaluate", "runs/folder-seed0", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["wrong"][0]["file"] == place
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["class_names"] == ["cat", "dog"]
+    assert answer["wrong"][0]["file"] == place
     Path("pets/dog/new.png").write_bytes(Path("pets/dog/0.png").read_bytes())
     assert run("evaluate", "runs/folder-seed0", "--num-examples", "4") == 0
     warning = "pets has not the training images of runs/folder-seed0 any more; some"

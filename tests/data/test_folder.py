@@ -303,7 +303,11 @@ def test_a_spoilt_folder_is_named_in_one_sentence(animals: Path, name: str, sent
 def test_all_spoilt_files_are_named_at_once(animals: Path, size: int | None) -> None:
     for number in (3, 4):
         (animals / "cat" / f"z{number}.png").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"cat/z3\.png is no image .*; nor are \S*cat/z4\.png$"):
+    with pytest.raises(ValueError, match=r"cat/z3\.png is no image .*; nor is \S*cat/z4\.png$"):
+        load_split(DataConfig("folder", animals, image_size=size), "train")
+    (animals / "cat" / "z4.png").unlink()
+    mischief(animals, "cut")  # whose header is whole
+    with pytest.raises(ValueError, match=r"cat/00\.png is no image .*; nor is \S*cat/z3\.png$"):
         load_split(DataConfig("folder", animals, image_size=size), "train")
     for number in range(9):
         (animals / "dog" / f"z{number}.png").write_bytes(b"nothing")

@@ -542,7 +542,7 @@ def test_networks_of_unknown_length_have_a_budget_too(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", "mnist", error=0.1, with_weights=True)
     (run / "result.json").unlink()
     found = {"mnist": [open_source(str(run))]}
-    assert describe_budget(found) == "Up to 1 trial of unknown length"
+    assert describe_budget(found) == "One trial of unknown length"
 
 
 def test_table_1_keeps_the_course_of_training_and_fig_a1_needs_it(tmp_path: Path) -> None:

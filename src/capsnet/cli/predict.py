@@ -87,7 +87,7 @@ def predict(
             if form == "text":
                 print(_describe(answer))
     if form == "json":
-        print(json_format.dumps(answers, indent=2, ensure_ascii=False))
+        print(json_format.dumps(answers, indent=2))
     elif form == "csv":
         _print_csv(answers, network.class_names)
     return 2 if complaints else 0

@@ -65,7 +65,7 @@ def reproduce(
     if name is None:
         titles = {each.name: each.title for each in EXPERIMENTS.values()}
         lines = (f"{each:<14} {title}" for each, title in titles.items())
-        print(dumps(titles, indent=2, ensure_ascii=False) if json else "\n".join(lines))
+        print(dumps(titles, indent=2) if json else "\n".join(lines))
         return 0
     options = Options(
         runs=runs,

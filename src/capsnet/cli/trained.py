@@ -106,7 +106,8 @@ def evaluate(
     finally:
         reporter.close()
     if json:
-        print(dumps(evaluation.to_dict(), indent=2))
+        names = {"class_names": list(examples.class_names)}
+        print(dumps(evaluation.to_dict() | names, indent=2))
         return 0
     print(evaluation.describe())
     for example in evaluation.wrong[:MAX_SHOWN]:

@@ -90,12 +90,17 @@ def find_form(contents: ImageFolder) -> tuple[int, int]:
     The size is the commonest longer side, but no less and no more than the network is made for.
     """
     sides: Counter[int] = Counter()
-    is_grey, mistakes = True, _Mistakes()
+    is_grey = True
     for path in contents.paths:
-        with mistakes.noted(path), _open_image(path) as image:  # its header alone
-            sides[max(image.size)] += 1
-            is_grey &= image.mode.partition(";")[0] in _GREY
-    mistakes.refuse()
+        try:
+            with _open_image(path) as image:  # its header alone
+                sides[max(image.size)] += 1
+                is_grey &= image.mode.partition(";")[0] in _GREY
+        except ValueError:
+            # Not this one alone: reading them all makes one error of all that is wrong.
+            room = np.empty((len(contents.paths), 1, 8, 8), dtype=np.uint8)
+            _read_images(contents.paths, room, path.parents[1])
+            raise
     commonest = max(sides, key=lambda side: (sides[side], side))
     return min(max(commonest, 28), 48), 1 if is_grey else 3
 
@@ -189,7 +194,8 @@ class _Mistakes:
             return
         named = ", ".join(str(path) for path in self.others[:_NUM_NAMED])
         more = f", … ({len(self.others) + 1} in all)" if len(self.others) > _NUM_NAMED else ""
-        raise ValueError(f"{self.first}; nor are {named}{more}" if named else self.first)
+        verb = "is" if len(self.others) == 1 else "are"
+        raise ValueError(f"{self.first}; nor {verb} {named}{more}" if named else self.first)
 
 
 def _list_subfolders(folder: Path) -> list[Path]:

@@ -70,7 +70,8 @@ CLAIMS = (
 
 def measure_claims(found: Found, options: Options) -> Outcome:
     """What routing, reconstruction and priors change, and which dimension follows the width."""
-    rows = []
+    rows: list[Row] = []
+    compared: Found = {}
     for row, (_, first, second, _) in zip(CLAIMS, _DIFFERENCES, strict=False):
         pairs = [
             (pair, errors)
@@ -78,7 +79,8 @@ def measure_claims(found: Found, options: Options) -> Outcome:
             if len(errors := list_errors(pair, find_dataset(first))) == 2
         ]
         changes = [ours - theirs for _, (ours, theirs) in pairs]
-        filled = fill(row, changes, [ours for (ours, _), _ in pairs])
+        compared[row.label] = [ours for (ours, _), _ in pairs]
+        filled = fill(row, changes, compared[row.label])
         seconds = sum(run.seconds or 0 for pair, _ in pairs for run in pair)
         rows.append(replace(filled, seconds=seconds) if pairs else filled)
     present = [run for run in found["mnist"] if run.is_here]
@@ -86,7 +88,7 @@ def measure_claims(found: Found, options: Options) -> Outcome:
     rows += widths.rows
     caption = figures.Caption(
         "§5  What routing, reconstruction and one dimension do",
-        f"{describe_budget(found)}. Left of zero: the first of the two makes fewer errors.",
+        f"{describe_budget(compared)}. Left of zero: the first of the two makes fewer errors.",
         options.quick,
     )
     dots = [
@@ -98,6 +100,8 @@ def measure_claims(found: Found, options: Options) -> Outcome:
         pictures={"": lambda path: plots.draw_claims(caption, dots, widths.curves, path)},
         data=list_origins(found),
         notes=(
+            "A change is that between two runs of one seed that differ in their network alone; "
+            "errors of other runs, such as those of Table 1, say nothing about it.",
             "A natural deviation is the standard deviation of width over test digits of a class.",
         ),
         details=widths.details,

@@ -20,6 +20,9 @@ from capsnet.experiments.figures import (
     Image,
 )
 
+#: What is behind a text, so that no line goes through it.
+_BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+
 
 def tidy(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
     """Gives a plot the style of all: thin lines, small type, no box."""
@@ -78,7 +81,7 @@ def plot_dots(axes: Axes, dots: Sequence[Dot], *, xlabel: str) -> None:
         else:
             axes.text(
                 0.99, row + 0.14, "not run yet", fontsize=SMALL, color=GREY, va="center",
-                ha="right", transform=axes.get_yaxis_transform(),
+                ha="right", transform=axes.get_yaxis_transform(), bbox=_BLANK,
             )  # fmt: skip
     tidy(axes, xlabel=xlabel)
     axes.set_yticks(range(len(dots)), [dot.label for dot in dots], fontsize=SMALL)
@@ -98,6 +101,7 @@ def _note(axes: Axes, text: str, x: float, y: float, *, color: str, below: bool 
         color=color,
         ha="center",
         va="top" if below else "bottom",
+        bbox=_BLANK,
     )
 
 
@@ -265,6 +269,8 @@ def draw_claims(caption: Caption, dots: Sequence[Dot], curves: Sequence[Curve], 
     axes = canvas.axes(2.05, 0.3, 2.75, height - 0.75)
     plot_dots(axes, dots, xlabel="change of the test error, points")
     axes.axvline(0, color=INK, lw=0.8)
+    axes.set_xscale("symlog", linthresh=0.1)  # MultiMNIST's are far larger than MNIST's
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title("First against second", fontsize=NORMAL, loc="left", fontweight="bold")
     add_legend(axes, above=True)
     axes = canvas.axes(5.55, 0.3, 2.75, height - 0.75)

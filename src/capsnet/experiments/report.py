@@ -19,7 +19,7 @@ from capsnet.training.records import read_json
 
 RESULTS, COSTS = "results", "costs"
 _NOT_RUN = "not run yet"
-_HEAD = ("", "paper", "ours", "trials", "length", "training")
+_HEAD = ("paper", "ours", "trials", "length", "training")
 #: Training examples of the sets whose runs are given in epochs.
 _NUM_TRAIN = {
     "mnist": 60_000,
@@ -196,7 +196,7 @@ def _headlines(found: Mapping[str, dict[str, object] | None]) -> list[Mapping[st
 
 
 def _shortfalls(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    """Which numbers are worse than the paper's, and how much shorter their training was."""
+    """Which numbers are worse than the paper's, how much shorter their training was, what lacks."""
     worse = [row for row in rows if _is_worse(row)]
     if not worse:
         return
@@ -213,6 +213,9 @@ def _shortfalls(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         if row["steps"] is not None:
             length = f", with {_number(row['steps']):,.0f} updates"
         yield f"- {row['label']}: {show_ours(row)} instead of {paper}{length}"
+    missing = [str(row["label"]) for row in rows if row["mean"] is None]
+    if missing:
+        yield f"- {_NOT_RUN.capitalize()}: {'; '.join(missing)}"
 
 
 def _is_worse(row: Mapping[str, object]) -> bool:
@@ -224,14 +227,14 @@ def _is_worse(row: Mapping[str, object]) -> bool:
 
 def _readme_table(found: Mapping[str, dict[str, object] | None]) -> list[str]:
     runs = [run for record in found.values() if record for run in _runs(record)]
-    lines = list(_table(_headlines(found)))
+    lines = list(_table(_headlines(found), "test error, unless it says otherwise"))
     if runs:
         lines += ["", f"Trained on {_machines(runs)}. Details: [docs/results.md](docs/results.md)."]
     return lines
 
 
-def _table(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    yield f"| {' | '.join(_HEAD)} |"
+def _table(rows: Sequence[Mapping[str, object]], what: str = "") -> Iterator[str]:
+    yield f"| {' | '.join((what, *_HEAD))} |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         steps, epochs, seconds = (

@@ -134,9 +134,12 @@ def affine_robustness(found: Found, options: Options) -> Outcome:
     for place, (name, remark) in enumerate(sets):
         capsnet, cnn = rows[2 * place : 2 * place + 2]
         if capsnet.mean is not None and cnn.mean is not None:
-            gap = f"{100 * (capsnet.mean - cnn.mean):+.2f} points"
-            paper = f"{100 * ((capsnet.paper or 0) - (cnn.paper or 0)):+.3g}"
-            notes.append(f"On {name} CapsNet is {gap} from the CNN (paper: {paper}{remark}).")
+            gap, paper = capsnet.mean - cnn.mean, (capsnet.paper or 0) - (cnn.paper or 0)
+            is_turned = ": the paper's order is turned round" if gap * paper < 0 else ""
+            notes.append(
+                f"On {name} CapsNet is {100 * gap:+.2f} points from the CNN "
+                f"(paper: {100 * paper:+.3g}{remark}){is_turned}.".replace("-", "−")
+            )
     return Outcome(
         rows=tuple(rows),
         pictures={"": lambda path: plots.draw_samples_and_dots(caption, strips, dots, path)},
@@ -277,8 +280,8 @@ def describe_budget(found: Found) -> str:
     steps = sorted({run.steps for run in runs if run.steps is not None})
     trials = max((len(each) for each in found.values()), default=0)
     span = " to ".join(f"{each:,}" for each in dict.fromkeys(steps[:1] + steps[-1:]))
-    length = f"{span} steps each" if span else "unknown length"
-    return f"Up to {trials} trial{'s' if trials > 1 else ''} of {length}"
+    length = f"{span} steps" if span else "unknown length"
+    return f"{f'Up to {trials} trials' if trials > 1 else 'One trial'} of {length}"
 
 
 def list_origins(found: Found) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ class Convolution(nn.Conv2d):
 
     State dicts are those of `torch.nn.Conv2d`. In memory a weight of many numbers lies with its
     taps first, as the frequency form reads it; what insists on contiguous weights, such as
-    `torch.nn.utils.parameters_to_vector`, L-BFGS or `safetensors.torch.save_file`, needs
-    `.contiguous()` copies of them.
+    `parameters_to_vector` and `prune` of `torch.nn.utils`, L-BFGS or
+    `safetensors.torch.save_file`, needs `.contiguous()` copies of them.
 
     Without gradients the weight's transform is kept from call to call, until the weight changes.
 

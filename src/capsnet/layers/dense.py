@@ -32,8 +32,8 @@ class DenseCapsules(RoutedCapsules):
     The matrices start normal, with the deviation that gives votes of unit-length capsules a total
     input of about unit length under uniform coupling. In memory the weight lies with its parents
     first, as `DenseVotes` reads it; what insists on contiguous weights, such as
-    `torch.nn.utils.parameters_to_vector`, L-BFGS or `safetensors.torch.save_file`, needs a
-    `.contiguous()` copy.
+    `parameters_to_vector` and `prune` of `torch.nn.utils`, L-BFGS or
+    `safetensors.torch.save_file`, needs a `.contiguous()` copy.
 
     >>> layer = DenseCapsules(6, 4, out_capsules=3, out_dim=5)
     >>> layer(torch.randn(2, 6, 4)).shape
