@@ -388,6 +388,8 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(
     page.set_viewport_size({"width": 360, "height": 740})
     visit(f"{address}/#view={view}&input=t4")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    tabs = page.locator(".tabs")  # which scroll by themselves, so that the last might be cut
+    assert tabs.evaluate("tabs => tabs.scrollWidth - tabs.clientWidth") == 0
 
 
 def test_a_spoilt_address_still_opens_the_page(visit: Callable[[str], Page], address: str) -> None:
