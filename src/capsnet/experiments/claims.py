@@ -100,8 +100,8 @@ def measure_claims(found: Found, options: Options) -> Outcome:
         pictures={"": lambda path: plots.draw_claims(caption, dots, widths.curves, path)},
         data=list_origins(found),
         notes=(
-            "A change is that between two runs of one seed that differ in their network alone; "
-            "errors of other runs, such as those of Table 1, say nothing about it.",
+            "A change is that between two runs of one seed that differ in their network alone, not "
+            "between the means of Table 1; without such a pair it counts as not run yet.",
             "A natural deviation is the standard deviation of width over test digits of a class.",
         ),
         details=widths.details,

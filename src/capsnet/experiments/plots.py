@@ -271,6 +271,7 @@ def draw_claims(caption: Caption, dots: Sequence[Dot], curves: Sequence[Curve], 
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_xscale("symlog", linthresh=0.1)  # MultiMNIST's are far larger than MNIST's
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(x=0.2)
     axes.set_title("First against second", fontsize=NORMAL, loc="left", fontweight="bold")
     add_legend(axes, above=True)
     axes = canvas.axes(5.55, 0.3, 2.75, height - 0.75)
