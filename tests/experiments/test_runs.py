@@ -485,6 +485,17 @@ def test_each_network_on_each_set_of_section_5_2_has_its_row(tmp_path: Path) -> 
     notes = done.record["notes"]
     assert isinstance(notes, list)
     assert "On affNIST CapsNet is +10.00 points from the CNN (paper: +13)." in notes
+    write_run(tmp_path / "runs" / "c", "affnist-cnn", error=0.001, seed=1, others={"affnist": 0.1})
+    (tmp_path / "runs" / "b" / "result.json").unlink()
+    done = reproduce(
+        "affnist", Options(runs=tmp_path / "runs", out=tmp_path / "turned", train=False)
+    )
+    notes = done.record["notes"]
+    assert isinstance(notes, list)
+    assert notes[-1].endswith(
+        "−10.00 points from the CNN (paper: +13): the paper's order is turned round."
+    )
+    assert "turned" not in notes[-2]
 
 
 def test_an_error_on_other_files_of_affnist_is_measured_anew(tmp_path: Path) -> None:

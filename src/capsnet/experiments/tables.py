@@ -135,10 +135,11 @@ def affine_robustness(found: Found, options: Options) -> Outcome:
         capsnet, cnn = rows[2 * place : 2 * place + 2]
         if capsnet.mean is not None and cnn.mean is not None:
             gap, paper = capsnet.mean - cnn.mean, (capsnet.paper or 0) - (cnn.paper or 0)
-            is_turned = ": the paper's order is turned round" if gap < 0 and not remark else ""
+            # A paper's difference that is presupposed to be none has no order.
+            turned = ": the paper's order is turned round" if gap < 0 and not remark else ""
             notes.append(
                 f"On {name} CapsNet is {100 * gap:+.2f} points from the CNN "
-                f"(paper: {100 * paper:+.3g}{remark}){is_turned}.".replace("-", "−")
+                f"(paper: {100 * paper:+.3g}{remark}){turned}.".replace("-", "−")
             )
     return Outcome(
         rows=tuple(rows),
