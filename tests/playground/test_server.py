@@ -310,7 +310,12 @@ def test_no_path_leads_out_of_the_page(client: TestClient, path: str) -> None:
 
 
 def test_unknown_paths_methods_and_digits_are_answered_by_a_sentence(client: TestClient) -> None:
-    assert client.get("/api/none").json()["error"] == "Not Found"
+    for path in ("/api/none", "/none.html"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert answer.json() == {
+            "error": f"there is nothing at {path}; / is the page, /docs lists the API"
+        }
     for method, path, takes in (
         ("GET", "predict", "POST"), ("PUT", "weights", "GET"), ("OPTIONS", "digits/3", "GET"),
     ):  # fmt: skip

@@ -289,7 +289,10 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
-    return JSONResponse({"error": _printable(str(error.detail))}, error.status_code, error.headers)
+    sentence = str(error.detail)
+    if error.status_code == 404:  # of the page's files, too, whose server says no more than that
+        sentence = f"there is nothing at {request.url.path}; / is the page, /docs lists the API"
+    return JSONResponse({"error": _printable(sentence)}, error.status_code, error.headers)
 
 
 def _printable(sentence: str) -> str:
