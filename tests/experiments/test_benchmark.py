@@ -11,7 +11,12 @@ from torch.testing import assert_close
 
 from capsnet.cli.bench import bench
 from capsnet.experiments import growth
-from capsnet.experiments.benchmark import Measurement, Worker, measure_tensors
+from capsnet.experiments.benchmark import (
+    Measurement,
+    Worker,
+    measure_in_turns,
+    measure_tensors,
+)
 from capsnet.experiments.growth import Sweep, draw_growth, run_growth
 from capsnet.experiments.speed import (
     growth_table,
@@ -88,20 +93,37 @@ def test_every_part_runs(kind: Kind) -> None:
 def test_parts_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"products": 0.1, "convolution": 0.3, "routing": 0.2, "first": 0.05, "train": 0.7}
     monkeypatch.setattr(
-        "capsnet.experiments.speed.measure_alone", lambda task, **options: seconds[task.kind]
+        "capsnet.experiments.speed.measure_in_turns",
+        lambda tasks, **options: {name: seconds[task.kind] for name, task in tasks.items()},
     )
     parts = measure_parts(repeats=1, threads=1)
     assert list(parts.values()) == pytest.approx([0.1, 0.2, 0.2, 0.05, 0.15, 0.7])
-    assert parts_table({"parts": parts})[-1].split() == [
-        "|",
-        "step",
-        "|",
-        "0.70",
-        "s",
-        "|",
-        "100%",
-        "|",
-    ]
+    last = parts_table({"parts": parts})[-1]
+    assert " ".join(last.split()) == "| step | 0.70 s | 100% |"
+
+
+def test_tasks_take_turns_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Recorder(Worker):
+        def __init__(
+            self, task: Task, implementation: Implementation, *, threads: int, keep: bool = True
+        ) -> None:
+            self.name = f"{task.kind} {implementation} {threads}"
+            said.append(f"begin {self.name}")
+
+        def run(self) -> float:
+            said.append(self.name)
+            return float(said.count(self.name) ** 2)
+
+        def kill(self) -> None:
+            said.append(f"end {self.name}")
+
+    monkeypatch.setattr("capsnet.experiments.benchmark.Worker", Recorder)
+    tasks = {"a": Task("routing"), "b": Task("first")}
+    assert measure_in_turns(tasks, repeats=3, threads=5) == {"a": 4.0, "b": 4.0}
+    a, b = "routing capsnet 5", "first capsnet 5"
+    assert said == [f"begin {a}", f"begin {b}", *[a, b] * 3, f"end {a}", f"end {b}"]
 
 
 def test_frequency_form_rounds_no_more_at_full_size() -> None:

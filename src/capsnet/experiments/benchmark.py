@@ -10,11 +10,12 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capsnet.experiments.workloads import IMPLEMENTATIONS, Implementation, Task, prepare
 from capsnet.machine import keep_memory
+
+Name = TypeVar("Name", bound=str)
 
 
 class Worker:
@@ -124,16 +127,27 @@ def _peak_memory() -> float:
 
 
 @contextmanager
-def both_workers(task: Task, *, threads: int) -> Iterator[dict[Implementation, Worker]]:
-    """Workers of both implementations, which are gone afterwards."""
-    workers: dict[Implementation, Worker] = {}
+def _workers(
+    work: Mapping[Name, tuple[Task, Implementation]], *, threads: int
+) -> Iterator[dict[Name, Worker]]:
+    """Workers that all stand ready, and are gone afterwards."""
+    workers: dict[Name, Worker] = {}
     try:
-        for implementation in IMPLEMENTATIONS:
-            workers[implementation] = Worker(task, implementation, threads=threads)
+        for name, (task, implementation) in work.items():
+            workers[name] = Worker(task, implementation, threads=threads)
         yield workers
     finally:
         for worker in workers.values():
             worker.kill()
+
+
+def _take_turns(workers: Mapping[Name, Worker], repeats: int) -> dict[Name, list[float]]:
+    """Seconds of every worker's turns."""
+    seconds: dict[Name, list[float]] = {name: [] for name in workers}
+    for _ in range(repeats):
+        for name, worker in workers.items():
+            seconds[name].append(worker.run())
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -160,24 +174,23 @@ class Measurement:
 
 def measure(task: Task, *, repeats: int, threads: int) -> dict[Implementation, Measurement]:
     """Returns time and memory of a task in both implementations, taken in turns."""
-    with both_workers(task, threads=threads) as workers:
-        seconds: dict[Implementation, list[float]] = {name: [] for name in workers}
-        for _ in range(repeats):
-            for name, worker in workers.items():
-                seconds[name].append(worker.run())
+    work = {name: (task, name) for name in IMPLEMENTATIONS}
+    with _workers(work, threads=threads) as workers:
+        seconds = _take_turns(workers, repeats)
         return {
             name: Measurement(seconds[name], round(worker.stop(), 1), worker.flops)
             for name, worker in workers.items()
         }
 
 
-def measure_alone(task: Task, *, repeats: int, threads: int) -> float:
-    """Returns the median seconds of a task in this package."""
-    worker = Worker(task, "capsnet", threads=threads)
-    try:
-        return statistics.median(worker.run() for _ in range(repeats))
-    finally:
-        worker.kill()
+def measure_in_turns(tasks: Mapping[str, Task], *, repeats: int, threads: int) -> dict[str, float]:
+    """Returns the median seconds of several tasks in this package, by name."""
+    work: dict[str, tuple[Task, Implementation]] = {
+        name: (task, "capsnet") for name, task in tasks.items()
+    }
+    with _workers(work, threads=threads) as workers:
+        turns = _take_turns(workers, repeats)
+    return {name: statistics.median(seconds) for name, seconds in turns.items()}
 
 
 def measure_tensors(task: Task, *, threads: int) -> dict[Implementation, float]:

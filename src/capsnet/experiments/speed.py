@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsnet.experiments.benchmark import Measurement, measure, measure_alone, measure_peak
+from capsnet.experiments.benchmark import Measurement, measure, measure_in_turns, measure_peak
 from capsnet.experiments.report import replace_block
 from capsnet.experiments.workloads import Case, Implementation, Task
 from capsnet.functional import convolve2d
@@ -76,17 +76,16 @@ PARTS = {
     "the rest of it: transforms": Task("convolution"),  # less the products
     "routing": Task("routing"),
     "first convolution": Task("first"),
+    "step": Task("train"),
 }
 
 
 def measure_parts(*, repeats: int, threads: int) -> dict[str, float]:
     """Returns the seconds of each part of a training step on MNIST, and of the step."""
-    seconds = {
-        name: measure_alone(task, repeats=repeats, threads=threads) for name, task in PARTS.items()
-    }
+    seconds = measure_in_turns(PARTS, repeats=repeats, threads=threads)
     products, convolution, *_ = PARTS
     seconds[convolution] -= seconds[products]
-    step = measure_alone(Task("train"), repeats=repeats, threads=threads)
+    step = seconds.pop("step")
     seconds["decoder, losses, Adam and the rest"] = step - sum(seconds.values())
     seconds["step"] = step
     return {name: round(value, 6) for name, value in seconds.items()}
