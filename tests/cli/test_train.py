@@ -215,6 +215,7 @@ def test_toml_file_holds_settings_and_flags_come_before_it(
         ("model = 3", "model must be a table of settings, got 3"),
         ('preset = "svhn"', "preset must be mnist, which is trained, got svhn"),
         ('epochs = "three"', "epochs must be a whole number, got 'three'"),
+        (f"learning_rate = 1{'0' * 400}", "learning_rate must be a number, got 10000"),
     ],
 )
 def test_mistake_in_the_toml_file_is_one_sentence(
@@ -266,6 +267,9 @@ def test_flags_set_the_channels_of_a_baseline(
         (["--evaluate-on", "mnist"], "mnist would be evaluated twice"),
         (["--device", "cuda:9"], "device cuda:9 is not available here"),
         (["--out", "."], "holds something else than a run"),
+        (["--steps", "9" * 20], f"steps must be below 2,147,483,648, got {'9' * 20}"),
+        (["--threads", "9" * 11], f"threads must be below 2,147,483,648, got {'9' * 11}"),
+        (["--data-dir", "d\udcff"], "data_dir must be UTF-8, as records are, got 'd\\udcff'"),
     ],
 )
 def test_run_and_dry_run_refuse_the_same_before_the_first_step(
@@ -273,7 +277,8 @@ def test_run_and_dry_run_refuse_the_same_before_the_first_step(
 ) -> None:
     Path("something").touch()
     for more in ([], ["--dry-run"]):
-        assert run("train", "mnist", "--steps", "1", *arguments, *more) == 2
+        length = [] if "--steps" in arguments else ["--steps", "1"]
+        assert run("train", "mnist", *length, *arguments, *more) == 2
         shown = capsys.readouterr()
         assert sentence in shown.err
         assert len(shown.err.splitlines()) == 1
@@ -296,6 +301,15 @@ def test_evaluation_refuses_counts_below_one(
     assert run("evaluate", str(finished), flag, number) == 2
     name = flag.removeprefix("--").replace("-", "_")
     assert capsys.readouterr().err == f"capsnet: {name} must be at least 1, got {number}\n"
+
+
+def test_data_in_a_home_that_nobody_has_is_one_sentence(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("evaluate", str(finished), "--data-dir", "~nobody9/x") == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("capsnet: there is no home folder for ~nobody9/x; name the data")
+    assert len(shown.splitlines()) == 1
 
 
 def test_long_evaluation_leaves_stdout_to_json(
@@ -377,6 +391,16 @@ def test_not_a_number_ends_with_advice(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().err.splitlines()[-1]
     assert "at learning rate" in shown
     assert "a lower rate may help: --learning-rate 5e+37 --overwrite" in shown
+
+
+def test_a_network_that_the_last_step_ruins_is_no_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("train", "mnist", *SMALL, "--steps", "1", "--lr", "1e30") == 1
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert shown.startswith("capsnet: the outputs for mnist are not all numbers")
+    assert "a lower rate may help" in shown
+    assert not Path("runs/mnist-seed0/result.json").exists()
 
 
 def start(*arguments: str, program: tuple[str, ...] = ("-m", "capsnet")) -> subprocess.Popen[str]:

@@ -3,12 +3,13 @@
 import math
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from capsnet.checks import unknown_name
+from capsnet.checks import LARGEST_SIZE, unknown_name
 from capsnet.data import DataConfig
 from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.models.weights import config_from_dict, config_to_dict
@@ -256,9 +257,11 @@ def decisive_fields(config: TrainConfig) -> dict[str, object]:
 
 
 def check_count(name: str, value: int | None, *, minimum: int = 1) -> None:
-    """Raises a ValueError if there is a value and it is below the minimum."""
+    """Raises a ValueError if there is a value and it is below the minimum or beyond all use."""
     if value is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if value is not None and value >= LARGEST_SIZE:
+        raise ValueError(f"{name} must be below {LARGEST_SIZE:,}, got {value}")
 
 
 def _table(values: dict[str, object], name: str) -> dict[str, object]:
@@ -322,10 +325,17 @@ def _plain(value: object) -> object:
 def _make(build: Callable[..., Made], cls: type, values: Mapping[str, object]) -> Made:
     """What `build` makes of values for fields of a dataclass, once they are known to fit."""
     hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in _TABLES}
-    for name in values:
+    for name, value in values.items():
         if name not in hints:
             raise unknown_name("setting", name, get_type_hints(cls))
+        if isinstance(value, str | Path) and _is_no_text(str(value)):
+            raise ValueError(f"{name} must be UTF-8, as records are, got {str(value)!r}")
     return build(**{name: _decode(name, value, hints[name]) for name, value in values.items()})
+
+
+def _is_no_text(text: str) -> bool:
+    """Whether it holds bytes that are not UTF-8, as names of files may."""
+    return text.encode(errors="ignore").decode() != text
 
 
 def _decode(name: str, value: object, hint: object) -> object:
@@ -349,7 +359,8 @@ def _decode(name: str, value: object, hint: object) -> object:
             return None
     elif hint is float:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            with suppress(OverflowError):  # a whole number may have more digits than a float
+                return float(value)
     elif hint is Path:
         if isinstance(value, str | Path):
             return Path(value)

@@ -135,6 +135,9 @@ def evaluate(
         device: where to compute.
         processes: others that share the work, each of which calls this function.
         watch: told before every batch, and at the end, how many examples of how many are done.
+
+    Raises:
+        FloatingPointError: if the models answer with what is no number, as ruined ones do.
     """
     check_models(models, split)
     check_count("num_examples", num_examples)
@@ -145,7 +148,7 @@ def evaluate(
     num_labels = split.labels_per_image
     predictions = torch.zeros(count, num_labels, dtype=torch.int64)
     labels = torch.zeros(count, num_labels, dtype=torch.int64)
-    squared_error = torch.zeros((), dtype=torch.float64)
+    squared_error, num_ruined = torch.zeros(2, dtype=torch.float64)
     modes = [model.training for model in models]
     for model in models:
         model.to(device).eval()
@@ -163,6 +166,7 @@ def evaluate(
             model_scores, reconstructed = _score(model, images, batch.labels.to(device))
             scores += model_scores
         rows = slice(int(places[0]), int(places[-1]) + 1)
+        num_ruined += (~scores.isfinite()).any(dim=1).sum().cpu()
         predictions[rows] = scores.topk(num_labels, dim=1).indices.cpu()
         labels[rows] = batch.labels
         if len(models) == 1 and reconstructed is not None:
@@ -177,7 +181,12 @@ def evaluate(
     for model, mode in zip(models, modes, strict=True):
         model.train(mode)
     processes.add_up(predictions, labels)
-    processes.add_up(squared_error)
+    processes.add_up(squared_error, num_ruined)
+    if num_ruined > 0 or not squared_error.isfinite():
+        raise FloatingPointError(
+            f"the outputs for {split.name} are not all numbers: the weights are ruined, "
+            "as too large a learning rate leaves them"
+        )
     has_decoder = len(models) == 1 and isinstance(models[0], CapsNet) and models[0].config.decoder
     return _summarise(
         split,
