@@ -124,6 +124,18 @@ def test_get_fetches_and_verifies(
     assert (tmp_path / "svhn" / "test_32x32.mat").read_bytes() == CONTENT
 
 
+def test_a_long_download_tells_the_time_left_without_a_terminal(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
+    offer_svhn(monkeypatch, address, hashlib.sha256(CONTENT).hexdigest())
+    assert run("data", "get", "svhn", "--data-dir", str(tmp_path)) == 0
+    assert "fetched 0 of 0 MB of train_32x32.mat, 0 s left\n" in capsys.readouterr().err
+
+
 def test_get_leaves_alone_what_is_there_in_another_form_or_place(
     address: str,
     tmp_path: Path,

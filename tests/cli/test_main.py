@@ -136,6 +136,14 @@ def test_reader_that_goes_away_is_no_error(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_error(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    assert run("data", "list") == 0
+    assert run("data", "get", "mnist") == 0
+    assert run("none") == 2
+
+
 def test_refusal_of_the_system_names_the_file() -> None:
     assert describe_os_error(PermissionError(13, "Permission denied", "/x")) == (
         "/x: Permission denied"

@@ -84,7 +84,7 @@ def test_json_and_csv_say_the_same(
     drawn = (*common, "--reconstructions", tmp_path / "seen")
     assert run(*drawn, "--format", "json") == 0
     [answer] = json.loads(capsys.readouterr().out)
-    assert run(*drawn, "--format", "csv") == 0
+    assert run(*drawn, "--format", "csv", "--overwrite") == 0
     [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert row["reconstruction"] == answer["reconstruction"]
     assert row["file"] == answer["file"] == str(tmp_path / "a, b.png")
@@ -115,6 +115,38 @@ def test_reconstructions_are_written_beside_what_was_seen(
     ]
     with Image.open(out / "00000-a.png") as picture:
         assert picture.size == (56, 28)
+
+
+def test_reconstructions_of_an_earlier_call_are_not_replaced_unasked(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("L", (28, 28)).save(tmp_path / "a.png")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "00000-a.png").write_text("of an earlier call")
+    drawn = (tmp_path / "a.png", "--weights", weights, "--reconstructions", tmp_path / "out")
+    assert run(*drawn) == 2
+    shown = capsys.readouterr()
+    assert shown.err == f"capsnet: {tmp_path / 'out'} has some already; --overwrite replaces them\n"
+    assert shown.out == ""
+    assert (tmp_path / "out" / "00000-a.png").read_text() == "of an earlier call"
+    assert run(*drawn, "--overwrite") == 0
+    with Image.open(tmp_path / "out" / "00000-a.png") as picture:
+        assert picture.size == (56, 28)
+
+
+def test_a_long_classification_for_programs_tells_how_far_it_is(
+    tmp_path: Path,
+    weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("capsnet.cli.predict.BATCH_SIZE", 1)
+    Image.new("L", (28, 28)).save(tmp_path / "a.png")
+    assert run(*[tmp_path / "a.png"] * 3, "--weights", weights, "--json") == 0
+    shown = capsys.readouterr()
+    assert len(json.loads(shown.out)) == 3
+    assert "classified 1 of 3 examples, 0 s left\n" in shown.err
 
 
 def test_files_may_be_large_and_named_by_any_bytes(

@@ -2,6 +2,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.testing import assert_array_equal
 
 from capsnet.data.storage import (
     MNIST_MD5,
+    _load_mnist_file,
     find_data_dir,
     find_part,
     load_mnist,
@@ -100,6 +102,20 @@ def test_processes_that_start_at_once_do_not_collide(tmp_path: Path) -> None:
     assert [child.communicate()[0].strip() for child in children] == ["[7, 2, 1, 0, 4]"] * 2
     names = sorted(path.name for path in (tmp_path / "mnist").iterdir())
     assert names == ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+@pytest.mark.parametrize("place", [10, 2000])
+def test_a_packed_file_that_cannot_be_unpacked_is_named(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "t10k-labels-idx1-ubyte"
+    packed = bytearray(files("capsnet.data").joinpath("files", f"{name}.xz").read_bytes())
+    packed[place] ^= 1
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / f"{name}.xz").write_bytes(packed)
+    monkeypatch.setattr("capsnet.data.storage.resources.files", lambda package: tmp_path)
+    with pytest.raises(OSError, match=f"the package's own {name} is damaged; install"):
+        _load_mnist_file(name, 1, tmp_path)
 
 
 @pytest.mark.parametrize(

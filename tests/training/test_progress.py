@@ -20,8 +20,19 @@ def test_lines_are_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines.advance(2, LINE)
     lines.say("hello")
     lines.close()
-    expected = "step 2/1,200  loss 0.2500  error 50.00%  140 images/s\nhello\n"
+    expected = "step 2/1,200  loss 0.2500  error 50.00%  140 images/s  0 s left\nhello\n"
     assert capsys.readouterr().err == expected
+
+
+def test_lines_tell_the_time_left_by_the_steps_of_this_session(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([1000.0, 1060.0])
+    monkeypatch.setattr("capsnet.training.progress.time.monotonic", lambda: next(clock))
+    lines = Lines()
+    lines.start(900, 1200)
+    lines.advance(930, LINE)  # 30 steps took a minute, 270 are left
+    assert capsys.readouterr().err.endswith("140 images/s  9 min left\n")
 
 
 def test_bar_shows_loss_error_speed_and_messages(
@@ -50,6 +61,7 @@ def test_long_evaluation_shows_how_far_it_is(
     monkeypatch.setenv("TERM", "xterm")
     for reporter, wanted in (
         (Lines(), "evaluated 250 of 1,000 examples, 0 s left"),
+        (Lines(deed="read"), "read 250 of 1,000 examples, 0 s left"),
         (Bar(), "250"),
     ):
         for done in (0, 250, 500, 1000):

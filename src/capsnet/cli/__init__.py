@@ -1,6 +1,7 @@
 """The command line. Commands are imported when called, so that help and mistakes answer at once."""
 
 import inspect
+import io
 import logging
 import os
 import re
@@ -78,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     A user's mistake is answered by one sentence on stderr, never by a traceback.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as some that start services leave them
+            setattr(sys, name, io.StringIO())
     keep_memory()
     logging.basicConfig(format="capsnet: %(message)s")
     tokens = sys.argv[1:] if arguments is None else list(arguments)

@@ -3,6 +3,7 @@
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -189,8 +190,14 @@ def _fetch(name: str, data_dir: Path | None) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+    from capsnet.training.progress import PATIENCE, show_seconds
+
     # On stderr, so that --json has stdout to itself.
     console = Console(stderr=True)
+
+    def say(sentence: str) -> None:
+        console.print(sentence, soft_wrap=True, highlight=False)
+
     columns = (
         "{task.description}",
         BarColumn(),
@@ -202,14 +209,23 @@ def _fetch(name: str, data_dir: Path | None) -> None:
     ) as progress:
 
         class Bar:
-            """Shows one file's progress; pooch drives it."""
+            """Shows one file's progress, by lines where there is no terminal; pooch drives it."""
 
             def __init__(self, file: RemoteFile) -> None:
                 self.total = file.size
                 self._task = progress.add_task(file.name, total=file.size)
+                self._name, self._done, self._began = file.name, 0, time.monotonic()
+                self._due = self._began + PATIENCE
 
             def update(self, amount: int) -> None:
                 progress.update(self._task, advance=amount)
+                self._done += amount
+                now = time.monotonic()
+                if now >= self._due and self._done < self.total and not console.is_terminal:
+                    left = (now - self._began) * (self.total - self._done) / self._done
+                    so_far = f"{self._done / 1e6:.0f} of {self.total / 1e6:.0f} MB"
+                    say(f"fetched {so_far} of {self._name}, {show_seconds(left)} left")
+                    self._due = now + 5 * PATIENCE
 
             def reset(self) -> None:
                 progress.reset(self._task)
@@ -220,17 +236,9 @@ def _fetch(name: str, data_dir: Path | None) -> None:
         def make_bar(file: RemoteFile) -> ProgressBar:
             return Bar(file)
 
-        paths = download(
-            name,
-            data_dir,
-            report=lambda sentence: console.print(sentence, soft_wrap=True, highlight=False),
-            make_progress=make_bar,
-        )
-    terms = SOURCES[name].terms
+        paths = download(name, data_dir, report=say, make_progress=make_bar)
     if paths:
-        console.print(
-            f"{name} is in {paths[0].parent}, verified ({terms})", soft_wrap=True, highlight=False
-        )
+        say(f"{name} is in {paths[0].parent}, verified ({SOURCES[name].terms})")
 
 
 def _inspect(name: str, data_dir: Path | None) -> DatasetState:

@@ -18,6 +18,7 @@ from capsnet.data.folder import FORMATS
 from capsnet.models import CapsNet
 from capsnet.playground.networks import BATCH_SIZE, TrainedNetwork, load_networks
 from capsnet.playground.pictures import Prepared, open_image, to_bytes
+from capsnet.training.progress import Reporter, choose_reporter
 
 Complain = Callable[[str], None]
 
@@ -32,6 +33,7 @@ def predict(
     format: Literal["text", "json", "csv"] | None = None,
     json: Flag = False,
     reconstructions: Path | None = None,
+    overwrite: Flag = False,
 ) -> int:
     """Classify images in files or folders; any size and mode, digits dark on light or the reverse.
 
@@ -46,6 +48,7 @@ def predict(
         format: text for people, the default; json or csv, with every class's length, for programs.
         json: Print as JSON, as --format json does.
         reconstructions: Folder to write what the network reconstructs, as PNG, beside what it saw.
+        overwrite: Replace reconstructions of an earlier call in that folder.
     """
     if not images:
         raise ValueError("predict needs at least one image or folder")
@@ -70,9 +73,14 @@ def predict(
             raise ValueError(f"weights {weights} have no decoder, so nothing can be reconstructed")
         if reconstructions.exists() and not reconstructions.is_dir():
             raise ValueError(f"--reconstructions must be a folder, but {reconstructions} is a file")
+        if not overwrite and any(reconstructions.glob("[0-9][0-9][0-9][0-9][0-9]*-*.png")):
+            raise ValueError(f"{reconstructions} has some already; --overwrite replaces them")
         reconstructions.mkdir(parents=True, exist_ok=True)
     answers: list[dict[str, object]] = []
+    # Text tells by itself how far it is.
+    reporter = Reporter() if form == "text" else choose_reporter("classified")
     for start in range(0, len(files), BATCH_SIZE):
+        reporter.evaluated(start, len(files))
         some = files[start : start + BATCH_SIZE]
         prepared = list(_prepare(network, some, num_labels, complain))
         if not prepared:
@@ -86,6 +94,7 @@ def predict(
             answers.append(answer)
             if form == "text":
                 print(_describe(answer))
+    reporter.close()
     if form == "json":
         print(json_format.dumps(answers, indent=2))
     elif form == "csv":

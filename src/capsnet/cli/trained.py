@@ -15,6 +15,7 @@ from torch import Tensor
 
 from capsnet.cli import Flag
 from capsnet.data import DataConfig, Split, load_split
+from capsnet.data.storage import find_data_dir
 from capsnet.models.export import SUFFIXES, Format, export_model
 from capsnet.models.weights import WEIGHTS, save_weights
 from capsnet.playground.networks import TrainedNetwork, load_networks
@@ -143,9 +144,17 @@ def _load_examples(data: DataConfig, split: Literal["train", "validation", "test
     try:
         return load_split(data, split)
     except (OSError, ValueError) as error:
-        if data.data_dir is None or data.data_dir.expanduser().is_dir():
+        if data.data_dir is None or not _is_gone(data.data_dir):
             raise
         raise ValueError(f"{error}; --data-dir says where the data is now") from None
+
+
+def _is_gone(folder: Path) -> bool:
+    """Whether a folder is not there; one in a home that nobody has is a mistake of its own."""
+    try:
+        return not find_data_dir(folder).is_dir()
+    except ValueError:
+        return False
 
 
 def export(
@@ -182,6 +191,7 @@ def export(
         save_weights(path, network.model, network.record, half=True)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; capsnet evaluate {path} tests it")
         return 0
+    print(f"writing {path} and comparing it with PyTorch, up to half a minute", file=sys.stderr)
     images = _real_images(network)
     differences = export_model(
         network.model, path, format=format, images=images, class_names=network.class_names

@@ -15,6 +15,7 @@ from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import total_steps
 from capsnet.training.presets import PAPER_STEPS
+from capsnet.training.progress import show_seconds
 from capsnet.training.records import read_json
 
 RESULTS, COSTS = "results", "costs"
@@ -113,17 +114,6 @@ def show_number(value: object, spread: object = None, unit: object = "%") -> str
     if spread is not None:
         text += f" ± {factor * _number(spread):.2g}"
     return (f"{text} %" if unit == "%" else text).replace("-", "−" if unit == "%" else "-")
-
-
-def show_seconds(seconds: float) -> str:
-    """A time for people.
-
-    >>> show_seconds(45.0), show_seconds(600.0), show_seconds(9000.0)
-    ('45 s', '10 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _show_commit(commit: object) -> str:

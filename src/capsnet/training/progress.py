@@ -13,7 +13,7 @@ from capsnet.checks import missing_library
 from capsnet.data import Split
 from capsnet.models import CapsNet, Model
 
-#: Seconds that an evaluation may take in silence.
+#: Seconds that an evaluation, or the like, may take in silence.
 PATIENCE = 2.0
 
 
@@ -37,21 +37,24 @@ class Reporter:
 
 
 class Lines(Reporter):
-    """One plain line for each line of the log."""
+    """One plain line for each line of the log, with the time left."""
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._num_steps = 0
-        self._began = self._due = 0.0
+    def __init__(self, stream: IO[str] | None = None, *, deed: str = "evaluated") -> None:
+        self._stream, self._deed = stream or sys.stderr, deed
+        self._first = self._num_steps = 0
+        self._started = self._began = self._due = 0.0
 
     def start(self, step: int, num_steps: int) -> None:
-        """Remembers the length of the run."""
-        self._num_steps = num_steps
+        """Remembers where and when the run begins."""
+        self._first, self._num_steps = step, num_steps
+        self._started = time.monotonic()
 
     def advance(self, step: int, line: Mapping[str, object] | None) -> None:
         """Prints the log's line."""
         if line is not None:
-            self.say(f"step {step:,}/{self._num_steps:,}  {format_line(line)}")
+            each = (time.monotonic() - self._started) / (step - self._first)
+            left = show_seconds(each * (self._num_steps - step))
+            self.say(f"step {step:,}/{self._num_steps:,}  {format_line(line)}  {left} left")
 
     def evaluated(self, done: int, count: int) -> None:
         """Prints how far a long evaluation is, and how long it will take."""
@@ -60,7 +63,7 @@ class Lines(Reporter):
             self._began, self._due = now, now + PATIENCE
         elif now >= self._due and done < count:
             left = (now - self._began) * (count - done) / done
-            self.say(f"evaluated {done:,} of {count:,} examples, {left:.0f} s left")
+            self.say(f"{self._deed} {done:,} of {count:,} examples, {show_seconds(left)} left")
             self._due = now + 5 * PATIENCE
 
     def say(self, text: str) -> None:
@@ -71,7 +74,7 @@ class Lines(Reporter):
 class Bar(Reporter):
     """A progress bar with loss, running error, images per second and the time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, deed: str = "evaluated") -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -94,7 +97,7 @@ class Bar(Reporter):
         )
         self._task: TaskID | None = None
         self._evaluation: TaskID | None = None
-        self._due = 0.0
+        self._due, self._deed = 0.0, deed
 
     def start(self, step: int, num_steps: int) -> None:
         """Shows the bar."""
@@ -119,7 +122,9 @@ class Bar(Reporter):
         elif self._evaluation is not None:
             self._bar.update(self._evaluation, completed=done)
         elif time.monotonic() >= self._due and done < count:
-            self._evaluation = self._bar.add_task("", total=count, completed=done, values="tested")
+            self._evaluation = self._bar.add_task(
+                "", total=count, completed=done, values=self._deed
+            )
             self._bar.start()
 
     def say(self, text: str) -> None:
@@ -131,9 +136,20 @@ class Bar(Reporter):
         self._bar.stop()
 
 
-def choose_reporter() -> Reporter:
-    """A bar on a terminal, plain lines otherwise."""
-    return Bar() if sys.stderr.isatty() else Lines()
+def choose_reporter(deed: str = "evaluated") -> Reporter:
+    """A bar on a terminal, plain lines otherwise; `deed` is what is done to examples."""
+    return Bar(deed=deed) if sys.stderr.isatty() else Lines(deed=deed)
+
+
+def show_seconds(seconds: float) -> str:
+    """A time for people.
+
+    >>> show_seconds(45.0), show_seconds(600.0), show_seconds(9000.0)
+    ('45 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def format_line(line: Mapping[str, object]) -> str:
