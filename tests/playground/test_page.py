@@ -320,6 +320,34 @@ def test_no_verdict_is_given_on_answers_to_two_digits(page: Page, address: str) 
     expect(page.locator("#compare-verdict")).to_have_text("")
 
 
+@pytest.mark.parametrize("view", ["compare", "digit"])
+def test_no_late_answer_brings_back_the_verdict_on_the_digit_before(
+    page: Page, address: str, view: str
+) -> None:
+    waiting: list[Route] = []
+    page.route("**/api/predict", waiting.append)
+    verdict = page.locator("#verdict" if view == "digit" else "#compare-verdict")
+
+    def wait_for(count: int) -> list[Route]:
+        while len(waiting) < count:
+            page.wait_for_timeout(20)
+        asked = waiting[:]
+        waiting.clear()
+        return asked
+
+    count = 1 if view == "digit" else 2
+    page.goto(f"{address}/#view={view}&input=t0")
+    first = wait_for(count)
+    page.keyboard.press("n")
+    expect(page).to_have_url(re.compile("input=t1"))
+    for route in first:
+        route.continue_()
+    for route in wait_for(count):
+        route.fulfill(status=429, json={"error": "Later."})
+    expect(page.locator("#message")).to_have_text("Later.")
+    expect(verdict).to_have_text("")
+
+
 def test_reloading_the_address_shows_the_same_view(
     visit: Callable[[str], Page], address: str
 ) -> None:

@@ -1,6 +1,7 @@
 """Pictures of every size and mode come to the network as MNIST's digits do, or are refused."""
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -177,6 +178,30 @@ def test_nothing_but_images_of_a_bounded_size_is_opened() -> None:
         open_image(encode(Image.new("1", (20_000, 20_000))), max_side=None)
     with pytest.raises(ValueError, match="must be one of PNG"):
         open_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+
+
+def progressive_jpeg(num_scans: int) -> bytes:
+    """Eight by eight grey pixels, with as many passes over them after the first."""
+
+    def segment(marker: int, data: bytes) -> bytes:
+        return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
+
+    one_code = b"\1" + bytes(15)
+    head = segment(0xDB, b"\0" + b"\1" * 64)
+    head += segment(0xC2, struct.pack(">BHHB", 8, 8, 8, 1) + b"\1\x11\0")
+    head += segment(0xC4, b"\0" + one_code + b"\0") + segment(0xC4, b"\x10" + one_code + b"\xe0")
+    scans = segment(0xDA, b"\1\1\0\0\0\0") + b"\0"
+    scans += (segment(0xDA, b"\1\1\0\1\x3f\0") + b"\0") * num_scans
+    return b"\xff\xd8" + head + scans + b"\xff\xd9"
+
+
+def test_a_jpeg_of_endless_scans_is_refused_before_it_is_decoded() -> None:
+    assert open_image(progressive_jpeg(199)).size == (8, 8)
+    with pytest.raises(ValueError, match="an image must have at most 200 scans"):
+        open_image(progressive_jpeg(200))
+    buffer = io.BytesIO()
+    stroke().convert("L").save(buffer, "TIFF", compression="jpeg")
+    assert open_image(buffer.getvalue()).size == stroke().size
 
 
 def test_networks_of_two_channels_are_refused() -> None:

@@ -5,7 +5,7 @@ import io
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from fastapi.exceptions import RequestValidationError
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -273,6 +274,46 @@ def test_a_huge_image_is_refused_before_it_is_decoded(client: TestClient) -> Non
     answer = client.post("/api/predict", json=body)
     assert answer.status_code == 422
     assert "at most 4096×4096 pixels" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        (
+            {"pixels": [[2] * 500] * 500},
+            "image.pixels.0.0: Input should be less than or equal to 1",
+        ),
+        ({"pixels": [[0] * 513]}, "image.pixels.0: List should have at most 512 items"),
+        ({str(number): 0 for number in range(1000)}, "image: there must be at most 20 fields"),
+    ],
+)
+def test_of_many_mistakes_only_the_first_is_looked_at(
+    image: dict[str, object],
+    sentence: str,
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+
+    def count(error: RequestValidationError) -> Sequence[object]:
+        counts.append(len(error._errors))
+        return error._errors
+
+    monkeypatch.setattr(RequestValidationError, "errors", count)
+    answer = client.post("/api/predict", json={"weights": "digit", "image": image})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(sentence)
+    assert counts == [1]
+
+
+def test_a_body_in_many_parts_is_read_as_one(client: TestClient) -> None:
+    content = json.dumps(GOOD).encode()
+    answer = client.post(
+        "/api/predict",
+        content=(content[place : place + 1] for place in range(len(content))),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.json() == client.post("/api/predict", json=GOOD).json()
 
 
 def test_a_huge_body_is_refused_even_if_its_size_is_not_announced(client: TestClient) -> None:

@@ -57,24 +57,27 @@ class BodyLimit:
         if announced.isdecimal() and int(announced) > MAX_BODY:
             await refusal(scope, receive, send)
             return
-        messages: list[Message] = []
-        size = 0
-        while True:  # bodies are small, so that they can be read whole before the work starts
+        body = bytearray()
+        is_whole = False
+        while (
+            not is_whole
+        ):  # bodies are small, so that they can be read whole before the work starts
             try:
                 message = await receive()
             except asyncio.CancelledError:  # Ctrl-C, and the rest of the body never came
                 await JSONResponse({"error": "the server ends"}, 503)(scope, receive, send)
                 return
-            messages.append(message)
-            size += len(message.get("body", b""))
-            if size > MAX_BODY:
+            if message["type"] != "http.request":  # who asked has gone
+                return
+            body += message.get("body", b"")
+            if len(body) > MAX_BODY:
                 await refusal(scope, receive, send)
                 return
-            if not message.get("more_body", False):
-                break
+            is_whole = not message.get("more_body", False)
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def replay() -> Message:
-            return messages.pop(0) if messages else await receive()
+            return whole.pop() if whole else await receive()
 
         await self.app(scope, replay, send)
 

@@ -21,6 +21,9 @@ MAX_SIDE = 4096
 """Most rows or columns of an image, unless the caller allows more."""
 MAX_PIXELS = 178_956_970
 """Most pixels that Pillow opens by itself; no caller allows more."""
+MAX_SCANS = {"JPEG": 200, "MPO": 200, "TIFF": 1000}
+"""Most passes over the pixels in a file of JPEG's: each takes eleven bytes and milliseconds. An
+ordinary file has about ten; in TIFF every strip of rows has its own."""
 
 DIGIT = (1, 28, 28)
 """Shape of a digit of MNIST."""
@@ -57,6 +60,7 @@ def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Imag
             width, height = image.size
             if max_side is not None and max(width, height) > max_side:
                 raise ValueError(f"an image must have at most {limit} pixels, got {width}×{height}")
+            _check_scans(image, content)
             image.load()
             return ImageOps.exif_transpose(image)
     except UnidentifiedImageError:
@@ -68,6 +72,14 @@ def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Imag
         raise
     except Exception as error:  # PIL's decoders raise what they like on damaged files
         raise ValueError(f"the image is damaged: {str(error) or type(error).__name__}") from None
+
+
+def _check_scans(image: Image.Image, content: bytes) -> None:
+    """Raises a ValueError for an image of JPEG's whose decoding would take minutes."""
+    is_jpeg = image.format != "TIFF" or image.info.get("compression") == "jpeg"
+    most = MAX_SCANS.get(image.format or "") if is_jpeg else None
+    if most is not None and content.count(b"\xff\xda") > most:  # in JPEG's data a marker only
+        raise ValueError(f"an image must have at most {most} scans")
 
 
 def prepare_image(

@@ -6,10 +6,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from capsnet.playground.engine import MAX_ITERATIONS
 
+MAX_FIELDS = 20
+"""More than any request has; each unknown one would be a mistake of its own."""
+
 Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Intensity = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Class = Annotated[int, Field(ge=0, lt=100_000)]
 Iterations = Annotated[int, Field(ge=1, le=MAX_ITERATIONS)]
+#: Of many wrong numbers only the first is looked at: an error for each would take gigabytes.
+Row = Annotated[list[Intensity], Field(max_length=512, fail_fast=True)]
 WeightsName = Annotated[str, Field(max_length=200, description="A name that /api/weights lists.")]
 
 
@@ -17,6 +22,13 @@ class Body(BaseModel):
     """A request; fields that do not exist and numbers in quotation marks are mistakes."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, body: object) -> object:
+        if isinstance(body, dict) and len(body) > MAX_FIELDS:
+            raise ValueError(f"there must be at most {MAX_FIELDS} fields, got {len(body)}")
+        return body
 
 
 class Picture(BaseModel):
@@ -36,9 +48,8 @@ class ImageBody(Body):
         None,
         description="Base64 of a PNG, JPEG, GIF, BMP, WebP, TIFF or PPM, up to 4096×4096 pixels.",
     )
-    pixels: list[list[Intensity]] | None = Field(
+    pixels: Annotated[list[Row], Field(max_length=512, fail_fast=True)] | None = Field(
         None,
-        max_length=512,
         description="Rows of intensities from 0 to 1, of the network's height and width; "
         "28×28 of a digit in a pair.",
     )

@@ -12,6 +12,7 @@ const sides = [
 
 export class CompareView {
   #sides = [];
+  #turn = 0;
 
   constructor(page) {
     this.page = page;
@@ -57,6 +58,7 @@ export class CompareView {
 
   update() {
     const winners = [null, null];
+    const turn = ++this.#turn;
     find("compare-verdict").textContent = "";
     this.#sides.forEach((side, place) => {
       const weights = this.page.all.find((each) => each.name === side.weights.value);
@@ -68,7 +70,7 @@ export class CompareView {
         if (said.reconstruction) showPicture(side.canvas, said.reconstruction);
         side.caption.textContent = `capsule ${weights.classes[said.classes[0]]}, decoded`;
         winners[place] = { name: weights.classes[said.classes[0]], length: said.lengths[said.classes[0]] };
-        this.#showVerdict(...winners);
+        if (turn === this.#turn) this.#showVerdict(...winners); // not on the digit before
       });
     });
   }

@@ -14,6 +14,7 @@ export class DigitView {
   #reconstruct = new Latest("/api/reconstruct");
   #perturb = new Latest("/api/perturb");
   #said = null;
+  #turn = 0;
   #sliders = [];
   #playing = null;
 
@@ -40,9 +41,10 @@ export class DigitView {
     this.#reconstruct.drop();
     this.#perturb.drop();
     const body = { weights: weights.name, image: pad.body(), num_iterations: iterations };
+    const turn = ++this.#turn;
     this.#predict.ask(body, (said) => {
       if (weights !== this.page.weights) return;
-      this.#said = { ...said, weights };
+      this.#said = { ...said, weights, turn };
       showPicture(find("seen"), said.input);
       this.#showChosen();
     });
@@ -69,10 +71,11 @@ export class DigitView {
   #showChosen() {
     if (!this.#isCurrent) return;
     const { weights, pad } = this.page;
-    const { lengths, classes, label } = this.#said;
+    const { lengths, classes, label, turn } = this.#said;
     const marks = { [classes[0]]: "best" };
     this.bars.show(lengths, weights.classes, marks, this.#chosen);
-    find("verdict").textContent = pad.isEmpty ? "" : verdict(weights, lengths, classes, label);
+    const isOld = turn !== this.#turn; // an answer on the digit before, while one draws
+    find("verdict").textContent = pad.isEmpty || isOld ? "" : verdict(weights, lengths, classes, label);
     for (const each of document.querySelectorAll(".chosen-name")) each.textContent = weights.classes[this.#chosen];
     for (const each of document.querySelectorAll(".dims")) each.textContent = weights.capsule_dim;
     find("digit-note").textContent = weights.decoder
