@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from made_up_runs import TINY, write_run
 from shipped import require_weights
 from torch import Tensor
 
+from capsnet.data import Split
 from capsnet.experiments.catalogue import find_experiment, reproduce
+from capsnet.experiments.claims import _measure_widths
 from capsnet.experiments.iterations import routing_convergence
 from capsnet.experiments.report import _machines
 from capsnet.experiments.runs import (
@@ -25,6 +28,7 @@ from capsnet.experiments.runs import (
     recorded_runs,
 )
 from capsnet.experiments.tables import describe_budget
+from capsnet.experiments.trained import Trained
 from capsnet.models import CapsNet
 from capsnet.models.weights import list_weights
 from capsnet.training import TrainConfig, configure
@@ -277,6 +281,44 @@ def test_a_trial_that_only_the_result_knows_of_is_not_dropped(tmp_path: Path) ->
     assert reproduce("table1", replace(longer, overwrite=True)).is_new
 
 
+def test_training_anew_drops_no_longer_run_that_only_the_result_knows_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
+        write_run(folder, config.preset, error=0.4, steps=10, others={"affnist": 0.5})
+
+    monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
+    options = Options(runs=tmp_path / "runs", out=tmp_path)
+    for preset in ("affnist", "affnist-cnn"):
+        write_run(options.runs / preset, preset, error=0.01, others={"affnist": 0.2})
+    first = reproduce("affnist", options)
+    known = first.result.read_bytes()
+    shutil.rmtree(options.runs)
+    with pytest.raises(ValueError, match=r"is all that is here of .*affnist, which this would"):
+        reproduce("affnist", options)
+    assert first.result.read_bytes() == known
+    assert (options.runs / "affnist-seed0").exists()  # nor is what was trained
+    assert reproduce("affnist", replace(options, overwrite=True)).is_new
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5", "svhn"])
+def test_shipped_weights_are_the_run_whose_result_is_recorded(name: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    for file in (root / f"results/{name}.json", *(root / "docs/images").glob(f"{name}*.png")):
+        shutil.copy(file, tmp_path)
+    known = read_json(tmp_path / f"{name}.json")
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False)
+    done = reproduce(name, options)
+    assert not done.is_new
+    assert done.record == known
+    runs = known["runs"]
+    assert isinstance(runs, list)
+    other = {**runs[0], "seconds": 1.0}
+    trained = open_source({"svhn": "svhn", "fig5": "multimnist"}.get(name, "mnist"))
+    assert trained.is_same_training(Trained.from_result(runs[0]))
+    assert not trained.is_same_training(Trained.from_result(other))
+
+
 def test_commit_of_a_measurement_is_that_of_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +385,20 @@ def test_claims_measure_no_other_run_in_the_folder_of_a_recorded_one(tmp_path: P
     rows = reproduce("claims", replace(options, overwrite=True)).record["rows"]
     assert isinstance(rows, list)
     assert [row["values"] for row in rows[-2:]] == [[], []]
+
+
+def test_the_dimension_of_width_is_chosen_on_training_digits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def correlate(model: CapsNet, split: Split, num_examples: int) -> Tensor:
+        follows = torch.tensor([0.1, 0.8, 0.3] if split.split == "train" else [0.9, 0.5, 0.2])
+        return follows.repeat(split.num_classes, 1)
+
+    require_weights("mnist")
+    monkeypatch.setattr("capsnet.experiments.claims._width_correlations", correlate)
+    widths = _measure_widths(open_source("mnist"), Options())
+    assert widths.rows[-1].values == pytest.approx((0.5,))
+    assert widths.details["correlated_dimensions"] == [1] * 10
 
 
 @pytest.mark.usefixtures("nothing_shipped")

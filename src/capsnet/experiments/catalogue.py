@@ -187,9 +187,10 @@ def reproduce(
     images = options.out or (results if options.quick else Path("docs/images"))
     result = results / f"{prefix}{name}.json"
     stored = read_result(result)
-    found = gather(experiment.needs, options, say, reporter, recorded_runs(stored, say))
+    recorded = recorded_runs(stored, say)
+    found = gather(experiment.needs, options, say, reporter, recorded)
     _check_data(experiment, found)
-    inputs = _inputs(found, options)
+    inputs = _inputs(found, options, recorded)
     is_current = (
         stored is not None
         and stored.get("inputs") == inputs
@@ -206,8 +207,8 @@ def reproduce(
             f"{result} was obtained with other networks, options or data; "
             "another folder (--out) keeps it, --overwrite replaces it"
         )
-    elif stored is not None and not (options.train or options.overwrite):
-        _check_kept(experiment, found, stored, result)
+    elif stored is not None and not options.overwrite:
+        _check_kept(experiment, found, recorded, result)
     started = time.monotonic()
     outcome = experiment.measure(found, options)
     drawn = {f"{prefix}{name}{ending}.png": draw for ending, draw in outcome.pictures.items()}
@@ -250,25 +251,25 @@ def _check_used(experiment: Experiment, options: Options) -> None:
             raise ValueError(f"--{flag} makes no difference to {miniature}{experiment.name}")
 
 
-def _check_kept(
-    experiment: Experiment, found: Found, stored: Mapping[str, object], result: Path
-) -> None:
-    """Raises a ValueError if this would drop a trial that only the result knows of."""
-    roles = {need.role for need in experiment.needs if need.by_record}
-    runs = stored["runs"]
-    assert isinstance(runs, list)
-    for record in runs:
-        run = Trained.from_result(record)
-        is_kept = any(
-            each.digest == run.digest
-            or (each.seed == run.seed and (each.steps or 0) >= (run.steps or 0))  # made again
-            for each in found.get(record["role"], [])
-        )
-        if record["role"] in roles and not is_kept and not run.is_here:
-            raise ValueError(
-                f"{result} is all that is here of {run.source}, which this would leave out; "
-                "another folder (--out) keeps it, --overwrite replaces it"
+def _check_kept(experiment: Experiment, found: Found, recorded: Found, result: Path) -> None:
+    """Raises a ValueError if this would drop a run that only the result knows of."""
+    for need in experiment.needs:
+        for run in recorded.get(need.role, []):
+            is_kept = any(
+                each.is_same_training(run)
+                # Made again; where one network is shown, any will do.
+                or ((each.seed == run.seed or not need.by_record) and _is_as_long(each, run))
+                for each in found[need.role]
             )
+            if not is_kept and not run.is_here:
+                raise ValueError(
+                    f"{result} is all that is here of {run.source}, which this would leave out; "
+                    "another folder (--out) keeps it, --overwrite replaces it"
+                )
+
+
+def _is_as_long(run: Trained, other: Trained) -> bool:
+    return (run.steps or 0) >= (other.steps or 0)
 
 
 def _check_data(experiment: Experiment, found: Found) -> None:
@@ -304,10 +305,15 @@ def _is_of_data(stored: Mapping[str, object], experiment: Experiment, options: O
     return all(load_split(options.data(name), "test").origin in known for name in sets)
 
 
-def _inputs(found: Found, options: Options) -> dict[str, object]:
+def _inputs(found: Found, options: Options, recorded: Found) -> dict[str, object]:
     """What a result depends on: another network or option makes it out of date."""
+
+    def digest(role: str, run: Trained) -> str:
+        same = [each for each in recorded.get(role, []) if run.is_same_training(each)]
+        return (same or [run])[0].digest
+
     return {
-        "networks": {role: [run.digest for run in runs] for role, runs in found.items()},
+        "networks": {role: [digest(role, run) for run in runs] for role, runs in found.items()},
         "quick": options.quick,
         "num_examples": options.num_examples,
         "digits": list(options.digits),

@@ -161,7 +161,7 @@ def gather(
         if shipped in list_weights():  # by its file: a folder here may have the same name
             usable.append(_open_weights(shipped, list_weights()[shipped]))
         if recorded and each.by_record and not options.train:
-            usable += recorded.get(need.role, [])
+            usable += [run for run in recorded.get(need.role, []) if run.metrics]
         runs = _choose(usable, wanted, need, options)
         if options.train:
             settings = _placed((runs[0].config if runs else None) or wanted, need, options)
@@ -215,7 +215,7 @@ def recorded_runs(result: Mapping[str, object] | None, say: Say) -> Found:
     for run in runs if isinstance(runs, list) else []:
         trained = Trained.from_result(run)
         try:
-            if trained.config is not None and trained.metrics:
+            if trained.config is not None:
                 found.setdefault(run["role"], []).append(trained)
         except ValueError as error:
             say(f"left out: {error}")

@@ -89,6 +89,19 @@ class Trained:
         """Whether its file is; a run that a result names may have been on another machine."""
         return self.weights.exists() and file_digest(self.weights) == self.digest
 
+    def is_same_training(self, other: "Trained") -> bool:
+        """Whether both are of one training: shipped weights are a run's in half precision."""
+        if self.digest == other.digest:
+            return True
+        names = ("seed", "steps", "seconds", "commit", "config")
+        ours, theirs = ([each.record.get(name) for name in names] for each in (self, other))
+        tested = self.metrics.keys() & other.metrics.keys()
+        return (
+            None not in ours
+            and ours == theirs
+            and all(self.error_rate(name) == other.error_rate(name) for name in tested)
+        )
+
     def load(self) -> Model:
         """The network, ready for inference."""
         model, _ = load_weights(self.weights)
