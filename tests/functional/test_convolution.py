@@ -439,3 +439,30 @@ def test_convolution_names_what_does_not_fit() -> None:
         convolve2d(images, weight, padding=-1)
     with pytest.raises(ValueError, match="kernel of 9×2 does not fit images of 8×9 padded by 0"):
         convolve2d(images, torch.randn(4, 3, 9, 2))
+
+
+@pytest.mark.parametrize("algorithm", ["frequency", "patches"])
+def test_many_gradients_at_once_are_those_one_by_one(algorithm: Algorithm) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 7, 6, dtype=torch.float64)
+    weight = torch.randn(4, 3, 3, 2, dtype=torch.float64)
+
+    def convolve(images: Tensor, weight: Tensor) -> Tensor:
+        return convolve2d(images, weight, stride=2, algorithm=algorithm)
+
+    one_by_one = torch.autograd.functional.jacobian(convolve, (images, weight))
+    at_once = torch.autograd.functional.jacobian(convolve, (images, weight), vectorize=True)
+    assert_close(at_once, one_by_one)
+
+
+@pytest.mark.parametrize("algorithm", ["frequency", "patches"])
+def test_gradients_taken_under_autocast_are_exact(algorithm: Algorithm) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 9, 9, requires_grad=True)
+    weight = torch.randn(5, 3, 3, 3, requires_grad=True)
+    outputs = convolve2d(images, weight, algorithm=algorithm)
+    expected = torch.autograd.grad(outputs.square().sum(), (images, weight))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = convolve2d(images, weight, algorithm=algorithm)
+        gradients = torch.autograd.grad(outputs.square().sum(), (images, weight))
+    assert_close(gradients, expected)

@@ -155,3 +155,30 @@ def test_second_derivatives_are_right() -> None:
 def test_an_empty_batch_has_no_outputs() -> None:
     _, weight = problem()
     assert dynamic_routing(DenseVotes(weight.new_empty(0, 11, 4), weight)).shape == (0, 5, 6)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("of_weight", [False, True])
+def test_many_gradients_at_once_are_those_one_by_one(of_weight: bool) -> None:
+    capsules, weight = problem()
+
+    def route(inputs: Tensor) -> Tensor:
+        votes = DenseVotes(capsules, inputs) if of_weight else DenseVotes(inputs, weight)
+        return dynamic_routing(votes)[:2]
+
+    inputs = weight if of_weight else capsules
+    one_by_one = torch.autograd.functional.jacobian(route, inputs)
+    assert_close(torch.autograd.functional.jacobian(route, inputs, vectorize=True), one_by_one)
+    leaf = inputs.clone().requires_grad_()
+    outputs = route(leaf).flatten()
+    unit = torch.eye(len(outputs), dtype=torch.float64)
+    at_once = torch.vmap(lambda v: torch.autograd.grad(outputs, leaf, v, retain_graph=True)[0])
+    assert_close(at_once(unit).reshape(one_by_one.shape), one_by_one)
+
+
+def test_logits_of_another_precision_are_refused() -> None:
+    capsules, weight = problem()
+    with pytest.raises(ValueError, match=r"got logits torch.float32, weight torch.float64"):
+        dynamic_routing(DenseVotes(capsules, weight), prior_logits=torch.zeros(11, 5))
+    with pytest.raises(ValueError, match=r"got total_input torch.float64, bias torch.float32"):
+        dynamic_routing(DenseVotes(capsules, weight), bias=torch.zeros(5, 6))

@@ -158,3 +158,20 @@ def test_repr_tells_sizes_and_routing() -> None:
     assert "2x3D -> 4x5D, kernel_size=3, stride=2, padding=0, num_iterations=3" in repr(
         layer_of(3, 2)
     )
+
+
+def test_autocast_leaves_routing_in_full_precision() -> None:
+    layer = layer_of().float()
+    capsules = torch.randn(2, 5, 6, T, D)
+    expected = list(layer.iterate(capsules))[-1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = list(layer.iterate(capsules))[-1]
+        assert layer(capsules.bfloat16()).dtype == torch.float32
+    assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_capsules_of_another_dtype_are_refused() -> None:
+    for capsules in (torch.randn(1, 3, 3, T, D), torch.ones(1, 3, 3, T, D, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="all tensors must have one floating-point dtype"):
+            layer_of()(capsules)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import reference
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import capsnet
@@ -369,3 +371,47 @@ def test_unknown_model_suggests_the_right_one() -> None:
         ValueError, match=r"unknown model 'capsnet_minst'; did you mean 'capsnet_mnist'\?"
     ):
         capsnet.build_model("capsnet_minst")
+
+
+@pytest.mark.parametrize("model", [CapsNet(SMALL), CNN(SMALL_CNN)], ids=["CapsNet", "CNN"])
+def test_hooks_see_what_a_convolution_gives_and_gets(model: CapsNet | CNN) -> None:
+    conv = model.conv if isinstance(model, CapsNet) else model.convs[0]
+    seen: list[Tensor] = []
+    conv.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    conv.register_full_backward_hook(lambda module, inputs, outputs: seen.extend(outputs))
+    output = model(torch.randn(2, *model.config.image_shape, requires_grad=True))
+    (output if isinstance(output, Tensor) else output.lengths).sum().backward()
+    before, gradient = seen
+    assert before.min() < 0  # not yet through the ReLU
+    assert gradient.shape == before.shape
+    assert gradient[before < 0].abs().max() == 0
+
+
+@pytest.mark.parametrize("model", [CapsNet(SMALL), CNN(SMALL_CNN)], ids=["CapsNet", "CNN"])
+def test_predictions_can_be_learned_from_and_changed(model: CapsNet | CNN) -> None:
+    images = torch.randn(3, *model.config.image_shape)
+    labels = model.predict(images)[:, 0]
+    output = model(images)
+    F.cross_entropy(output if isinstance(output, Tensor) else output.lengths, labels).backward()
+    labels[0] = 1
+    assert not labels.is_inference()
+
+
+def test_a_run_without_numbers_leaves_later_ones_as_they_are() -> None:
+    for _ in range(2):
+        with FakeTensorMode():
+            model = CapsNet(CapsNetConfig())
+            labels = torch.zeros(16, dtype=torch.int64)
+            output = model(torch.rand(16, 1, 28, 28), reconstruct=labels)
+            assert output.reconstruction is not None
+            output.reconstruction.sum().backward()
+    assert CapsNet(CapsNetConfig())(torch.rand(16, 1, 28, 28)).lengths.shape == (16, 10)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_classes_as_an_array_are_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match="reconstruct must be a tensor of classes, 'prediction'"):
+        CapsNet(SMALL)(
+            torch.randn(2, *SMALL.image_shape),
+            reconstruct=np.array([1, 2]),
+        )

@@ -218,3 +218,12 @@ def test_unknown_weights_are_named_with_the_nearest(
 def test_the_first_shipped_weights_are_the_paper_s() -> None:
     require_weights("mnist", "mnist-r1")
     assert next(iter(weights.list_weights())) == "mnist"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # PyTorch's own
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_a_compiled_network_is_saved_as_the_plain_one(tmp_path: Path, model: CapsNet) -> None:
+    compiled = torch.compile(model)
+    weights.save_weights(tmp_path / "a.safetensors", compiled, {})  # type: ignore[arg-type]
+    loaded, _ = weights.load_weights(tmp_path / "a.safetensors")
+    assert_close(dict(loaded.state_dict()), dict(model.state_dict()))

@@ -7,7 +7,6 @@ parent through blocks of images and capsules, whose scratch of (B, D, I) stays i
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from math import ceil, prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from capsnet.functional.modes import full_precision, in_full_precision, is_batched
 from capsnet.functional.routing import check_dtypes, couple_parents
 
 # A block goes through all steps of an operation at once: large enough for matrix products at full
@@ -66,6 +66,7 @@ class DenseVotes:
 
     def couple(self, logits: Float[Tensor, "B I J"] | None, orphan: bool) -> Tensor | float:
         """Returns the softmax over the parents (Eq. 3)."""
+        check_dtypes(logits=logits, weight=self._weights[0])
         if logits is None or orphan:
             return couple_parents(logits, self.edges[2], orphan=orphan)
         by_parent = logits.permute(2, 0, 1)  # (J, B, I), as `agreement` stores it
@@ -73,7 +74,7 @@ class DenseVotes:
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | float) -> Float[Tensor, "B J E"]:
         """Returns Σ_i c_ij û_j|i (Eq. 2)."""
-        with _full_precision(self._weights[0].device.type):
+        with full_precision(self._weights[0].device.type):
             if isinstance(coupling, float):
                 # One matrix product for all parents, (B, D * I) by (D * I, J * E).
                 parts = [
@@ -91,7 +92,7 @@ class DenseVotes:
     def agreement(self, outputs: Float[Tensor, "B J E"]) -> Float[Tensor, "B I J"]:
         """Returns û_j|i · v_j."""
         by_parent = outputs.transpose(0, 1)  # (J, B, E)
-        with _full_precision(outputs.device.type):
+        with full_precision(outputs.device.type):
             agreement: Tensor = _Agreement.apply(  # type: ignore[no-untyped-call]
                 by_parent, *self._capsules, *self._weights
             )
@@ -107,13 +108,6 @@ def store_parents_first(weight: Float[Tensor, "I J D E"]) -> Float[Tensor, "I J 
     (1, 40, 2, 8)
     """
     return weight.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
-
-
-def _full_precision(device: str) -> AbstractContextManager[object]:
-    """Autocast off, where a device has it: "meta" has not."""
-    if torch.amp.is_autocast_available(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
 
 
 if TYPE_CHECKING:
@@ -162,17 +156,29 @@ class _Scratch:
         return self._memory[:size].view(shape)
 
 
-def _common_gradients(
-    coupling: Tensor, outputs: Tensor, capsules: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of capsules and weight in Σ c v u W, of which sums and agreements are both parts.
+class _Common(NamedTuple):
+    """What the gradients of sums and agreements, both parts of Σ c v u W, share.
 
-    In ordinary operations, for the case that someone wants the gradient of a gradient.
+    In ordinary operations, for the case that someone wants the gradient of a gradient, or many
+    gradients at once.
     """
-    return (
-        torch.einsum("jbi,jbe,jedi->bdi", coupling, outputs, weight),
-        torch.einsum("jbi,jbe,bdi->jedi", coupling, outputs, capsules),
-    )
+
+    back: Tensor
+    """W v, (J, B, D, I)."""
+    coupled: Tensor
+    """c u, (J, B, D * I)."""
+    by_capsules: Tensor
+    by_weight: Tensor
+
+
+def _differentiate(coupling: Tensor, outputs: Tensor, capsules: Tensor, weight: Tensor) -> _Common:
+    # Many gradients at once know `reshape`, and neither einsum nor `flatten` and `unflatten`.
+    back = (outputs @ weight.flatten(2)).reshape(len(weight), *capsules.shape)
+    coupled = capsules * coupling.unsqueeze(2)
+    matrices = coupled.reshape(*coupled.shape[:2], -1)  # (J, B, D * I)
+    by_weight = (outputs.transpose(1, 2) @ matrices).reshape(weight.shape)
+    by_capsules = (back * coupling.unsqueeze(2)).sum(dim=0)
+    return _Common(back, matrices, by_capsules, by_weight)
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -198,14 +204,15 @@ class _WeightedSum(torch.autograd.Function):
         return total
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, ...]:
         coupling, *blocks = ctx.saved_tensors
         capsules, weights = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(gradient):
             u, w = torch.cat(capsules, dim=-1), torch.cat(weights, dim=-1)
             sizes = [each.shape[-1] for each in capsules]
-            by_coupling = torch.einsum("jbe,jedi,bdi->jbi", gradient, w, u)
-            by_u, by_w = _common_gradients(coupling, gradient, u, w)
+            back, _, by_u, by_w = _differentiate(coupling, gradient, u, w)
+            by_coupling = (back * u).sum(dim=2)
             return by_coupling, *by_u.split(sizes, dim=-1), *by_w.split(sizes, dim=-1)
         by_coupling = torch.empty_like(coupling)
         by_capsules = [torch.zeros_like(each) for each in capsules]
@@ -246,14 +253,15 @@ class _Agreement(torch.autograd.Function):
         return agreement
 
     @staticmethod
+    @in_full_precision
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, ...]:
         outputs, *blocks = ctx.saved_tensors
         capsules, weights = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(gradient):
             u, w = torch.cat(capsules, dim=-1), torch.cat(weights, dim=-1)
             sizes = [each.shape[-1] for each in capsules]
-            by_outputs = torch.einsum("jbi,bdi,jedi->jbe", gradient, u, w)
-            by_u, by_w = _common_gradients(gradient, outputs, u, w)
+            _, coupled, by_u, by_w = _differentiate(gradient, outputs, u, w)
+            by_outputs = coupled @ w.flatten(2).transpose(1, 2)
             return by_outputs, *by_u.split(sizes, dim=-1), *by_w.split(sizes, dim=-1)
         by_outputs = torch.zeros_like(outputs)
         by_capsules = [torch.zeros_like(each) for each in capsules]

@@ -18,6 +18,7 @@ from torch.autograd.function import FunctionCtx
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from capsnet.functional.modes import in_full_precision, is_batched
 from capsnet.functional.patches import differentiable_gradients, own_view
 from capsnet.functional.plan import Plan, cut_outputs, cut_tiles, join_outputs, join_tiles
 
@@ -252,13 +253,14 @@ class FrequencyConvolution(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @in_full_precision
     def backward(
         ctx: _Context, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         """Returns the gradients of images, weight and bias."""
         plan = ctx.plan
         images, weight, *factors = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(gradient):
             return (
                 *differentiable_gradients(
                     images,

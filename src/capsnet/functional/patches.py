@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from capsnet.functional.modes import in_full_precision, is_batched
+
 if TYPE_CHECKING:
 
     class _Context(FunctionCtx):
@@ -54,7 +56,7 @@ def differentiable_gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Returns the gradients of images, weight and bias by operations that have gradients again.
 
-    Slow; for the case that someone wants the gradient of a gradient.
+    Slow; for the case that someone wants the gradient of a gradient, or many gradients at once.
     """
     return (
         conv2d_input(images.shape, weight, gradient, stride, padding) if needed[0] else None,
@@ -106,12 +108,13 @@ class PatchConvolution(torch.autograd.Function):
         return own_view(outputs.unflatten(1, grid).permute(0, 3, 1, 2))
 
     @staticmethod
+    @in_full_precision
     def backward(
         ctx: _Context, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         """Returns the gradients of images, weight and bias."""
         images, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(gradient):
             return (
                 *differentiable_gradients(
                     images,

@@ -161,6 +161,7 @@ def _iterate(
         coupling = votes.couple(logits, orphan)
         total_input = votes.weighted_sum(coupling)
         if bias is not None:
+            check_dtypes(total_input=total_input, bias=bias)
             total_input = total_input + bias
         outputs = squash(total_input)
         yield RoutingStep(

@@ -6,7 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capsnet.checks import check_sizes
-from capsnet.functional import VoteSource, output_grid
+from capsnet.functional import VoteSource, full_precision, output_grid
+from capsnet.functional.routing import check_dtypes
 from capsnet.layers.routed import RoutedCapsules
 
 
@@ -46,11 +47,13 @@ class ConvVotes:
     def weighted_sum(self, coupling: Tensor | float) -> Float[Tensor, "B P U E"]:
         """Returns the total input of every capsule above (Eq. 2)."""
         assert isinstance(coupling, Tensor)
-        return torch.einsum("bpmtu,bpmtue->bpue", coupling, self.votes)
+        with full_precision(self.votes.device.type):
+            return torch.einsum("bpmtu,bpmtue->bpue", coupling, self.votes)
 
     def agreement(self, outputs: Float[Tensor, "B P U E"]) -> Float[Tensor, "B P M T U"]:
         """Returns the scalar product of every vote with the output it was cast for."""
-        return torch.einsum("bpmtue,bpue->bpmtu", self.votes, outputs)
+        with full_precision(self.votes.device.type):
+            return torch.einsum("bpmtue,bpue->bpmtu", self.votes, outputs)
 
 
 class ConvCapsules(RoutedCapsules):
@@ -145,6 +148,7 @@ class ConvCapsules(RoutedCapsules):
                 f"ConvCapsules needs capsules of shape (B, H, W, {in_types}, {in_dim}), "
                 f"got {tuple(capsules.shape)}"
             )
+        check_dtypes(capsules=capsules, weight=self.weight)
         height, width = capsules.shape[1:3]
         out_height, out_width = self._grid(height, width)
         edge = self.padding
@@ -157,7 +161,9 @@ class ConvCapsules(RoutedCapsules):
         places = rows[:, None, :, None] * padded_width + columns[None, :, None, :]
         places = places.flatten(2).flatten(0, 1)  # (P, M)
         patches = padded.flatten(1, 2)[:, places]  # (B, P, M, T, D)
-        votes = torch.einsum("bpmtd,mtude->bpmtue", patches, self.weight)
+        with full_precision(device.type):  # as DenseCapsules: shares must sum to 1
+            patches = patches.to(self.weight.dtype)
+            votes = torch.einsum("bpmtd,mtude->bpmtue", patches, self.weight)
         return ConvVotes(votes, places, (height + 2 * edge) * padded_width)
 
     def extra_repr(self) -> str:

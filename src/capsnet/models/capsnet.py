@@ -156,7 +156,8 @@ class CapsNet(nn.Module):
             trace: Whether to keep every iteration of routing.
         """
         if reconstruct is not None:
-            if not isinstance(reconstruct, Tensor) and reconstruct != "prediction":
+            is_name = isinstance(reconstruct, str) and reconstruct == "prediction"
+            if not (isinstance(reconstruct, Tensor) or is_name):
                 raise ValueError(
                     f"reconstruct must be a tensor of classes, 'prediction' or None, "
                     f"got {reconstruct!r}"
@@ -180,7 +181,7 @@ class CapsNet(nn.Module):
                 f"this CapsNet needs images of shape (B, {channels}, {height}, {width}), "
                 f"got {tuple(images.shape)}"
             )
-        grid: Tensor = self.primary(self.conv(images).relu_())
+        grid: Tensor = self.primary(self.conv(images).relu())
         return grid
 
     def decode(
@@ -190,7 +191,7 @@ class CapsNet(nn.Module):
         images: Tensor = self._require_decoder()(capsules, classes)
         return images
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, images: Float[Tensor, "B C H W"], num_labels: int = 1) -> Int[Tensor, "B N"]:
         """Returns the classes of the longest capsules, the longest first."""
         check_num_labels(num_labels, self.config.num_classes)

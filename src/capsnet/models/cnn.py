@@ -104,14 +104,14 @@ class CNN(nn.Module):
             )
         units = images
         for conv in self.convs:
-            units = self.pool(conv(units).relu_())
+            units = self.pool(conv(units).relu())
         units = units.flatten(1)
         for layer in self.hidden:
             units = layer(units).relu()
         logits: Tensor = self.output(self.dropout(units))
         return logits
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, images: Float[Tensor, "B C H W"], num_labels: int = 1) -> Int[Tensor, "B N"]:
         """Returns the classes of the largest logits, the largest first.
 

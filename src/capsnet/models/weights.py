@@ -44,7 +44,8 @@ def save_weights(
         record: What else to remember: preset, seed, error rates; JSON's types only.
         half: Whether to store float16, half the size; loading gives float32 again.
     """
-    tensors = dict(model.state_dict())
+    plain: Model = getattr(model, "_orig_mod", model)  # torch.compile gives names a prefix
+    tensors = dict(plain.state_dict())
     if half:
         tensors = {name: _halve(name, tensor) for name, tensor in tensors.items()}
     write_tensors(path, tensors, {**record, "model": config_to_dict(model.config)})
