@@ -267,8 +267,8 @@ def test_flags_set_the_channels_of_a_baseline(
         (["--evaluate-on", "mnist"], "mnist would be evaluated twice"),
         (["--device", "cuda:9"], "device cuda:9 is not available here"),
         (["--out", "."], "holds something else than a run"),
-        (["--steps", "9" * 20], f"steps must be below 2,147,483,648, got {'9' * 20}"),
-        (["--threads", "9" * 11], f"threads must be below 2,147,483,648, got {'9' * 11}"),
+        (["--steps", "9" * 20], f"steps must be less than 2,147,483,648, got {'9' * 20}"),
+        (["--threads", "9" * 11], f"threads must be less than 2,147,483,648, got {'9' * 11}"),
         (["--data-dir", "d\udcff"], "data_dir must be UTF-8, as records are, got 'd\\udcff'"),
     ],
 )

@@ -325,7 +325,7 @@ def test_no_late_answer_brings_back_the_verdict_on_the_digit_before(
     page: Page, address: str, view: str
 ) -> None:
     waiting: list[Route] = []
-    page.route("**/api/predict", waiting.append)
+    page.route("**/api/predict", lambda route: waiting.append(route))
     verdict = page.locator("#verdict" if view == "digit" else "#compare-verdict")
 
     def wait_for(count: int) -> list[Route]:

@@ -1,9 +1,8 @@
 """The mathematics of the paper as pure functions, without parameters or state."""
 
-from capsnet.functional.convolution import convolve2d, store_taps_first
+from capsnet.functional.convolution import convolve2d, is_traced, store_taps_first
 from capsnet.functional.dense_votes import DenseVotes, store_parents_first
 from capsnet.functional.losses import margin_loss, reconstruction_loss
-from capsnet.functional.modes import full_precision, is_traced
 from capsnet.functional.patches import output_grid
 from capsnet.functional.routing import (
     RoutingStep,
@@ -21,7 +20,6 @@ __all__ = [
     "Votes",
     "convolve2d",
     "dynamic_routing",
-    "full_precision",
     "is_traced",
     "iterate_routing",
     "margin_loss",

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from capsnet.functional.frequency import FrequencyConvolution, recall_factors
-from capsnet.functional.modes import is_traced
 from capsnet.functional.patches import PatchConvolution, output_grid
 from capsnet.functional.plan import make_plan
 from capsnet.functional.routing import check_dtypes
@@ -165,6 +164,25 @@ def choose_algorithm(
         if can_cut and num_places * weight[0].numel() <= weight.numel():
             costs["patches"] = num_places * weight.numel()
     return min(costs, key=lambda name: costs[name])
+
+
+def is_traced() -> bool:
+    """Returns whether someone records or transforms the operations, so that it is no plain run.
+
+    Compilation and export do, the transforms of `torch.func`, derivatives in forward mode, and
+    tensors without numbers, by which memory and work are foretold.
+
+    >>> is_traced()
+    False
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch.onnx.is_in_onnx_export()
+        or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    )
 
 
 # Time of a multiplication in the direct form and in transforms, of fetching a kernel factor from

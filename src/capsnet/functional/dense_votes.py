@@ -16,8 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from capsnet.functional.modes import full_precision, in_full_precision, is_batched
-from capsnet.functional.routing import check_dtypes, couple_parents
+from capsnet.functional.routing import (
+    check_dtypes,
+    couple_parents,
+    full_precision,
+    in_full_precision,
+    is_batched,
+)
 
 # A block goes through all steps of an operation at once: large enough for matrix products at full
 # speed, small enough to stay in the cache.

@@ -18,9 +18,9 @@ from torch.autograd.function import FunctionCtx
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from capsnet.functional.modes import in_full_precision, is_batched
 from capsnet.functional.patches import differentiable_gradients, own_view
 from capsnet.functional.plan import Plan, cut_outputs, cut_tiles, join_outputs, join_tiles
+from capsnet.functional.routing import in_full_precision, is_batched
 
 Factors: TypeAlias = Iterable[Iterable[Tensor]]
 """Factors of every phase and band."""

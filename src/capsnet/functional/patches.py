@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from capsnet.functional.modes import in_full_precision, is_batched
+from capsnet.functional.routing import in_full_precision, is_batched
 
 if TYPE_CHECKING:
 

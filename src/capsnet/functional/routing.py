@@ -5,13 +5,18 @@ how logits become coupling, the coupled sum, and the agreement. `Votes` answers 
 holds every vote; layers with a cheaper way to answer bring a source of their own.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+_Context = TypeVar("_Context")
+_Gradients = TypeVar("_Gradients")
 
 
 def squash(vectors: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
@@ -46,6 +51,34 @@ def check_dtypes(**tensors: Tensor | None) -> None:
             return
     found = ", ".join(f"{name} {each.dtype}" for name, each in tensors.items() if each is not None)
     raise ValueError(f"all tensors must have one floating-point dtype, got {found}")
+
+
+def is_batched(gradient: Tensor) -> bool:
+    """Returns whether it is many gradients at once, as `jacobian(vectorize=True)` sends them."""
+    return bool(
+        torch._C._functorch.is_batchedtensor(gradient)
+        or torch._C._functorch.is_legacy_batchedtensor(gradient)
+    )
+
+
+def full_precision(device: str) -> AbstractContextManager[object]:
+    """Autocast off, where a device has it: "meta" has not."""
+    if torch.amp.is_autocast_available(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def in_full_precision(
+    backward: Callable[[_Context, Tensor], _Gradients],
+) -> Callable[[_Context, Tensor], _Gradients]:
+    """A Function's backward with autocast off, as it was in its forward."""
+
+    @wraps(backward)
+    def run(ctx: _Context, gradient: Tensor) -> _Gradients:
+        with full_precision(gradient.device.type):
+            return backward(ctx, gradient)
+
+    return run
 
 
 class RoutingStep(NamedTuple):

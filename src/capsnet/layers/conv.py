@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capsnet.checks import check_sizes
-from capsnet.functional import VoteSource, full_precision, output_grid
-from capsnet.functional.routing import check_dtypes
+from capsnet.functional import VoteSource, output_grid
+from capsnet.functional.routing import check_dtypes, full_precision
 from capsnet.layers.routed import RoutedCapsules
 
 

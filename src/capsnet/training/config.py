@@ -152,8 +152,9 @@ class TrainConfig:
         counts = ("epochs", "steps", "batch_size", "decay_steps", "log_every", "num_evaluated")
         for name in (*counts, "threads"):
             check_count(name, getattr(self, name))
-        for name in ("evaluate_every", "warmup_steps", "checkpoint_epochs", "seed"):
+        for name in ("evaluate_every", "warmup_steps", "checkpoint_epochs"):
             check_count(name, getattr(self, name), minimum=0)
+        check_count("seed", self.seed, minimum=0, limit=None)
         for name in ("learning_rate", "checkpoint_minutes"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -256,12 +257,14 @@ def decisive_fields(config: TrainConfig) -> dict[str, object]:
     return {name: value for name, value in values.items() if name not in CHANGEABLE}
 
 
-def check_count(name: str, value: int | None, *, minimum: int = 1) -> None:
+def check_count(
+    name: str, value: int | None, *, minimum: int = 1, limit: int | None = LARGEST_SIZE
+) -> None:
     """Raises a ValueError if there is a value and it is below the minimum or beyond all use."""
     if value is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
-    if value is not None and value >= LARGEST_SIZE:
-        raise ValueError(f"{name} must be below {LARGEST_SIZE:,}, got {value}")
+    if value is not None and limit is not None and value >= limit:
+        raise ValueError(f"{name} must be less than {limit:,}, got {value}")
 
 
 def _table(values: dict[str, object], name: str) -> dict[str, object]:
