@@ -133,7 +133,7 @@ def test_a_long_download_tells_the_time_left_without_a_terminal(
     monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
     offer_svhn(monkeypatch, address, hashlib.sha256(CONTENT).hexdigest())
     assert run("data", "get", "svhn", "--data-dir", str(tmp_path)) == 0
-    assert "fetched 0 of 0 MB of train_32x32.mat, 0 s left\n" in capsys.readouterr().err
+    assert "train_32x32.mat: fetched 1,024 of 13,000 bytes, 0 s left\n" in capsys.readouterr().err
 
 
 def test_get_leaves_alone_what_is_there_in_another_form_or_place(

@@ -3,7 +3,6 @@
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -190,7 +189,7 @@ def _fetch(name: str, data_dir: Path | None) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from capsnet.training.progress import PATIENCE, show_seconds
+    from capsnet.training.progress import Lines, Reporter
 
     # On stderr, so that --json has stdout to itself.
     console = Console(stderr=True)
@@ -214,21 +213,19 @@ def _fetch(name: str, data_dir: Path | None) -> None:
             def __init__(self, file: RemoteFile) -> None:
                 self.total = file.size
                 self._task = progress.add_task(file.name, total=file.size)
-                self._name, self._done, self._began = file.name, 0, time.monotonic()
-                self._due = self._began + PATIENCE
+                lines = Lines(deed=f"{file.name}: fetched", unit="bytes")
+                self._lines = Reporter() if console.is_terminal else lines
+                self.reset()
 
             def update(self, amount: int) -> None:
                 progress.update(self._task, advance=amount)
                 self._done += amount
-                now = time.monotonic()
-                if now >= self._due and self._done < self.total and not console.is_terminal:
-                    left = (now - self._began) * (self.total - self._done) / self._done
-                    so_far = f"{self._done / 1e6:.0f} of {self.total / 1e6:.0f} MB"
-                    say(f"fetched {so_far} of {self._name}, {show_seconds(left)} left")
-                    self._due = now + 5 * PATIENCE
+                self._lines.evaluated(self._done, self.total)
 
             def reset(self) -> None:
                 progress.reset(self._task)
+                self._done = 0
+                self._lines.evaluated(0, self.total)
 
             def close(self) -> None:
                 progress.remove_task(self._task)

@@ -5,6 +5,7 @@ import io
 import json as json_format
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -78,23 +79,22 @@ def predict(
         reconstructions.mkdir(parents=True, exist_ok=True)
     answers: list[dict[str, object]] = []
     # Text tells by itself how far it is.
-    reporter = Reporter() if form == "text" else choose_reporter("classified")
-    for start in range(0, len(files), BATCH_SIZE):
-        reporter.evaluated(start, len(files))
-        some = files[start : start + BATCH_SIZE]
-        prepared = list(_prepare(network, some, num_labels, complain))
-        if not prepared:
-            continue
-        found = _classify(network, prepared, num_labels, draw=reconstructions is not None)
-        for (path, _), (answer, picture) in zip(prepared, found, strict=True):
-            if reconstructions is not None and picture is not None:
-                target = reconstructions / f"{len(answers):05d}-{path.stem}.png"
-                picture.save(target)
-                answer["reconstruction"] = str(target)
-            answers.append(answer)
-            if form == "text":
-                print(_describe(answer))
-    reporter.close()
+    with closing(Reporter() if form == "text" else choose_reporter("classified")) as reporter:
+        for start in range(0, len(files), BATCH_SIZE):
+            reporter.evaluated(start, len(files))
+            some = files[start : start + BATCH_SIZE]
+            prepared = list(_prepare(network, some, num_labels, complain))
+            if not prepared:
+                continue
+            found = _classify(network, prepared, num_labels, draw=reconstructions is not None)
+            for (path, _), (answer, picture) in zip(prepared, found, strict=True):
+                if reconstructions is not None and picture is not None:
+                    target = reconstructions / f"{len(answers):05d}-{path.stem}.png"
+                    picture.save(target)
+                    answer["reconstruction"] = str(target)
+                answers.append(answer)
+                if form == "text":
+                    print(_describe(answer))
     if form == "json":
         print(json_format.dumps(answers, indent=2))
     elif form == "csv":

@@ -59,9 +59,7 @@ class BodyLimit:
             return
         body = bytearray()
         is_whole = False
-        while (
-            not is_whole
-        ):  # bodies are small, so that they can be read whole before the work starts
+        while not is_whole:  # bodies are small enough to be read before the work starts
             try:
                 message = await receive()
             except asyncio.CancelledError:  # Ctrl-C, and the rest of the body never came

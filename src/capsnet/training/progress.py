@@ -39,8 +39,10 @@ class Reporter:
 class Lines(Reporter):
     """One plain line for each line of the log, with the time left."""
 
-    def __init__(self, stream: IO[str] | None = None, *, deed: str = "evaluated") -> None:
-        self._stream, self._deed = stream or sys.stderr, deed
+    def __init__(
+        self, stream: IO[str] | None = None, *, deed: str = "evaluated", unit: str = "examples"
+    ) -> None:
+        self._stream, self._deed, self._unit = stream or sys.stderr, deed, unit
         self._first = self._num_steps = 0
         self._started = self._began = self._due = 0.0
 
@@ -63,7 +65,7 @@ class Lines(Reporter):
             self._began, self._due = now, now + PATIENCE
         elif now >= self._due and done < count:
             left = (now - self._began) * (count - done) / done
-            self.say(f"{self._deed} {done:,} of {count:,} examples, {show_seconds(left)} left")
+            self.say(f"{self._deed} {done:,} of {count:,} {self._unit}, {show_seconds(left)} left")
             self._due = now + 5 * PATIENCE
 
     def say(self, text: str) -> None:
