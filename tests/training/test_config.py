@@ -69,7 +69,8 @@ def test_total_steps_count_epochs_or_steps() -> None:
         ({"average_decay": 1}, r"average_decay must lie in \[0, 1\), got 1.0"),
         ({"checkpoint_minutes": float("inf")}, "checkpoint_minutes must be finite, got inf"),
         ({"upper": float("inf")}, "upper must be finite, got inf"),
-        ({"seed": 2**63}, r"seed must be less than 2\^63, got 9223372036854775808"),
+        ({"seed": 2**63}, r"seed must be at least 0 and less than 2\^63, got 9223372036854775808"),
+        ({"seed": -1}, "seed must be at least 0 and less than .*, got -1"),
         ({"model": {"kind": "cnn"}}, "kind of mnist's model is 'capsnet', got 'cnn'"),
         (
             {"data": {"image_size": 16}},

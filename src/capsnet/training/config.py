@@ -154,7 +154,6 @@ class TrainConfig:
             check_count(name, getattr(self, name))
         for name in ("evaluate_every", "warmup_steps", "checkpoint_epochs"):
             check_count(name, getattr(self, name), minimum=0)
-        check_count("seed", self.seed, minimum=0, limit=None)
         for name in ("learning_rate", "checkpoint_minutes"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -170,8 +169,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must be finite, got {value}")
         if "folder" in self.evaluate_on:
             raise ValueError("evaluate_on takes no folder of images; capsnet evaluate does")
-        if self.seed >= 2**63:
-            raise ValueError(f"seed must be less than 2^63, got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be at least 0 and less than 2^63, got {self.seed}")
 
     @property
     def run_name(self) -> str:
@@ -257,14 +256,12 @@ def decisive_fields(config: TrainConfig) -> dict[str, object]:
     return {name: value for name, value in values.items() if name not in CHANGEABLE}
 
 
-def check_count(
-    name: str, value: int | None, *, minimum: int = 1, limit: int | None = LARGEST_SIZE
-) -> None:
+def check_count(name: str, value: int | None, *, minimum: int = 1) -> None:
     """Raises a ValueError if there is a value and it is below the minimum or beyond all use."""
     if value is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
-    if value is not None and limit is not None and value >= limit:
-        raise ValueError(f"{name} must be less than {limit:,}, got {value}")
+    if value is not None and value >= LARGEST_SIZE:
+        raise ValueError(f"{name} must be less than {LARGEST_SIZE:,}, got {value}")
 
 
 def _table(values: dict[str, object], name: str) -> dict[str, object]:
