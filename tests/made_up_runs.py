@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from capsnet.machine import file_digest
 from capsnet.models import model_from_config
 from capsnet.models.weights import save_weights
 from capsnet.training import configure
 from capsnet.training.config import to_dict
-from capsnet.training.records import describe_environment, file_digest, write_json
+from capsnet.training.records import describe_environment, write_json
 
 ORIGINS = {
     "mnist-40": "MNIST, placed at random in 40×40",

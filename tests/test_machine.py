@@ -1,6 +1,7 @@
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_a_killed_writer_leaves_the_good_file_in_place(tmp_path: Path) -> None:
     assert path.read_bytes() == b"good"
     write_atomically(path, b"newer ", b"still")
     assert path.read_bytes() == b"newer still"
+
+
+def test_a_file_is_safe_under_its_name_and_not_only_under_that_of_its_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "file", []
+
+    def note(number: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(number).st_mode), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_atomically(path, b"data")
+    assert synced == [(False, False), (True, True)]
 
 
 def test_a_failed_write_leaves_nothing_behind(

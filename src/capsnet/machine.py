@@ -2,12 +2,14 @@
 
 import ctypes
 import glob
+import hashlib
 import os
 import secrets
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -106,3 +108,17 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
+    # Its new name, too: what it replaces may be removed next.
+    with suppress(OSError):  # not every system opens folders
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """A checksum of a file's bytes, in hexadecimal digits."""
+    new = partial(hashlib.new, algorithm, usedforsecurity=False)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, new).hexdigest()

@@ -197,7 +197,7 @@ def test_a_full_disk_names_the_file(
     def refuse(path: Path) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("capsnet.data.sources._file_sha256", refuse)
+    monkeypatch.setattr("capsnet.data.sources.file_digest", refuse)
     with pytest.raises(OSError, match="No space left on device") as caught:
         download("cifar10", tmp_path)
     assert caught.value.filename == str(tmp_path / "cifar10" / "file.bin")

@@ -184,6 +184,21 @@ def test_resumed_finished_run_names_its_damaged_file(runs: Path, tmp_path: Path)
     assert "weights.safetensors is damaged" in listener.said[0]
 
 
+def test_checkpoints_of_a_finished_run_go_only_if_its_files_are_whole(
+    runs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    copy_run(runs / "broken" / "checkpoints", run / "checkpoints")
+    kept = list_checkpoints(run)
+    copy_run(runs / "whole", run)
+    flip_byte(run / "weights.safetensors")
+    train(tiny_config(), run, resume=True, reporter=Reporter())
+    assert list_checkpoints(run) == kept != []
+    copy_run(runs / "whole", run)
+    train(tiny_config(), run, resume=True, reporter=Reporter())
+    assert list_checkpoints(run) == []
+
+
 @pytest.mark.parametrize("change", ["class", "image"])
 def test_run_does_not_go_on_with_other_data(tmp_path: Path, change: str) -> None:
     for number in range(24):

@@ -15,7 +15,7 @@ from tiny_runs import BreakOff, Listener, RunServer, tiny_config, weights_of
 from torch import nn
 from torch.testing import assert_close
 
-from capsnet.data import Batch
+from capsnet.data import Batch, DataConfig, load_split
 from capsnet.models.weights import read_tensors
 from capsnet.training import (
     TrainConfig,
@@ -342,6 +342,22 @@ def test_two_parts_of_a_dataset_are_evaluated_side_by_side(tmp_path: Path) -> No
         assert splits == {"mnist": "validation", "mnist test": "test"}
     with pytest.raises(ValueError, match="mnist would be evaluated twice"):
         train(tiny_config(evaluate_on=("mnist",)), tmp_path / "twice", reporter=Reporter())
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"), [("multimnist", "multimnist"), ("affnist", "mnist-40")]
+)
+def test_a_further_test_set_of_the_same_task_has_the_shift_of_the_training(
+    preset: str, name: str
+) -> None:
+    data = {"num_train": 128, "held_out": 5000, "shift": 1}
+    config = tiny_config(preset, data=data, evaluate_on=(name,))
+    test = prepare(config, Processes()).tests[-1]
+    assert (test.name, test.split) == (name, "test")
+    some = np.arange(20)
+    shifted, usual = (load_split(DataConfig(name, shift=shift), "test") for shift in (1, None))
+    assert torch.equal(test.test_batch(some).images, shifted.test_batch(some).images)
+    assert not torch.equal(test.test_batch(some).images, usual.test_batch(some).images)
 
 
 def test_further_test_sets_are_made_with_the_seed_of_the_data() -> None:

@@ -100,6 +100,21 @@ def test_tensorboard_gets_scalars_and_reconstructions(tmp_path: Path) -> None:
     assert tested[-1].value == pytest.approx(metrics["mnist"]["error_rate"])
 
 
+def test_tensorboard_of_a_killed_run_shows_no_step_twice(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, steps in ((0, (3, 6, 9)), (6, (9, 12))):
+        board = TensorBoard(tmp_path, start)
+        for step in steps:
+            board.add_scalars({"step": step, "loss": float(start)})
+        board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    shown = [(each.step, each.value) for each in events.Scalars("loss")]
+    assert shown == [(3, 0), (6, 0), (9, 6), (12, 6)]
+
+
 def test_tensorboard_shows_stereo_pairs(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     model = model_from_config(CapsNetConfig(image_channels=2, conv_channels=4, primary_types=2))

@@ -7,14 +7,13 @@ addresses.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from capsnet.data.storage import FORMS, find_data_dir, find_part
-from capsnet.machine import make_draft
+from capsnet.machine import file_digest, make_draft
 
 _TORONTO = "https://www.cs.toronto.edu/~"
 _FASHION = (
@@ -244,7 +243,7 @@ def _is_verified(file: RemoteFile, folder: Path, report: Callable[[str], None]) 
     path = folder / file.name
     if not path.is_file():
         return False
-    if path.stat().st_size == file.size and _file_sha256(path) == file.sha256:
+    if path.stat().st_size == file.size and file_digest(path) == file.sha256:
         return True
     # It stays until a verified one takes its place: it may be all that the user has.
     report(f"{path} is not the file that its authors published; it is fetched again")
@@ -272,7 +271,7 @@ def _fetch(
         )
         try:
             fetch(address, draft, None)
-            if _file_sha256(draft) == file.sha256:
+            if file_digest(draft) == file.sha256:
                 draft.replace(folder / file.name)
                 return True
             report(f"{address} sent a file with a wrong checksum; it was removed")
@@ -289,8 +288,3 @@ def _root_cause(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return str(error) or type(error).__name__
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from capsnet.data.readers import CIFAR_TEST, CIFAR_TRAIN, read_idx
-from capsnet.machine import write_atomically
+from capsnet.machine import file_digest, write_atomically
 
 MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -114,7 +114,7 @@ def load_mnist(
 
 def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[np.ndarray, ...]:
     path = find_data_dir(data_dir) / "mnist" / name
-    if not (path.is_file() and _file_md5(path) == MNIST_MD5[name]):
+    if not (path.is_file() and file_digest(path, "md5") == MNIST_MD5[name]):
         packed = resources.files("capsnet.data").joinpath("files", f"{name}.xz").read_bytes()
         try:
             data = lzma.decompress(packed)
@@ -129,8 +129,3 @@ def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[n
             shape = np.frombuffer(data[4:header], dtype=">u4").astype(int)
             return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
     return read_idx(path, num_dims)
-
-
-def _file_md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

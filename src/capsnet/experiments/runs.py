@@ -9,12 +9,13 @@ from typing import Literal
 
 from capsnet.data import DataConfig
 from capsnet.experiments.trained import Trained
+from capsnet.machine import file_digest
 from capsnet.models import CapsNetConfig
 from capsnet.models.weights import WEIGHTS, find_weights, list_weights, read_tensors
 from capsnet.training import TrainConfig, configure, train
 from capsnet.training.config import check_count, differing_fields, from_dict, override, to_dict
 from capsnet.training.progress import Reporter
-from capsnet.training.records import CONFIG, RESULT, file_digest, read_json
+from capsnet.training.records import CONFIG, RESULT, read_json
 
 Say = Callable[[str], None]
 _Differences = tuple[tuple[str, str], ...]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from capsnet.machine import file_digest
 from capsnet.models import Model
 from capsnet.models.weights import WEIGHTS, load_weights
 from capsnet.training import TrainConfig
 from capsnet.training.config import from_dict
-from capsnet.training.records import LOG, file_digest
+from capsnet.training.records import LOG
 
 
 @dataclass(frozen=True)

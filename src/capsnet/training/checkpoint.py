@@ -221,9 +221,10 @@ def restore_run(
     if (run / RESULT).exists():
         result = read_json(run / RESULT)
         check_same_config(run, result["config"], config)
-        for complaint in damaged_files(run):
+        complaints = damaged_files(run)
+        for complaint in complaints:
             say(complaint)
-        if is_writer:
+        if is_writer and not complaints:  # else the last one may be all that is left
             remove_checkpoints(run)
         return result
     found = newest_checkpoint(run, say)

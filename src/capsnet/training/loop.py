@@ -13,6 +13,7 @@ from torch import nn
 
 from capsnet.data import Batch, Split, iterate_batches, num_steps
 from capsnet.data.order import stream_key
+from capsnet.machine import file_digest
 from capsnet.models import model_from_config
 from capsnet.models.weights import WEIGHTS, config_to_dict, save_weights
 from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
@@ -38,7 +39,6 @@ from capsnet.training.records import (
     RunLog,
     check_run,
     describe_environment,
-    file_digest,
     list_checkpoints,
     open_run,
     remove_checkpoints,
@@ -142,7 +142,7 @@ class Training:
         if self.state.step > 0:
             self.reporter.say(f"going on after step {self.state.step:,} of {self.num_steps:,}")
         if self.config.tensorboard and self.processes.is_first:
-            self.board = TensorBoard(self.folder / TENSORBOARD)
+            self.board = TensorBoard(self.folder / TENSORBOARD, self.state.step)
         self.reporter.start(self.state.step, self.num_steps)
         self.forward.train()
         saved = time.monotonic()

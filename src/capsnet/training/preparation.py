@@ -6,6 +6,7 @@ from typing import NamedTuple, cast
 import torch
 
 from capsnet.data import DataConfig, Split, iterate_batches, load_split, num_steps
+from capsnet.machine import file_digest
 from capsnet.models.weights import find_weights, load_weights
 from capsnet.training.checkpoint import Earlier, check_same_data
 from capsnet.training.config import (
@@ -18,7 +19,7 @@ from capsnet.training.config import (
 from capsnet.training.evaluation import check_fit, check_origin
 from capsnet.training.processes import Processes, find_device
 from capsnet.training.progress import check_tensorboard
-from capsnet.training.records import file_digest, has_begun
+from capsnet.training.records import has_begun
 
 #: What a run that is continued and the one that continues it have in common.
 _SHARED = {
@@ -66,7 +67,14 @@ def prepare(
     # One's own images lie in a folder that is no place for datasets.
     folder = None if data.name == "folder" else data.data_dir
     for name in config.evaluate_on:
-        other = DataConfig(name, data_dir=folder, generation_seed=data.generation_seed)
+        # Where digits lie is part of such a task, in training and test alike.
+        is_same = name == data.name or {name, data.name} <= {"mnist-40", "affnist"}
+        other = DataConfig(
+            name,
+            data_dir=folder,
+            shift=data.shift if is_same else None,
+            generation_seed=data.generation_seed,
+        )
         tests.append(load_split(other, "test"))
         if (name, "test") in ((test.name, test.split) for test in tests[:-1]):
             raise ValueError(f"{name} would be evaluated twice; leave it out of evaluate_on")

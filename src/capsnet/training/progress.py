@@ -175,10 +175,11 @@ def check_tensorboard() -> None:
 class TensorBoard:
     """Numbers of every log line, and reconstructions, for `tensorboard --logdir`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: SummaryWriter = SummaryWriter(str(folder))
+        # What a killed run wrote after the step that it goes on from comes again.
+        self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add_scalars(self, line: Mapping[str, object]) -> None:
         """Writes the numbers of a log line."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from capsnet import __version__
-from capsnet.machine import SUFFIX, write_atomically
+from capsnet.machine import SUFFIX, file_digest, write_atomically
 from capsnet.models.weights import CHECKPOINTS, WEIGHTS
 
 CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
@@ -36,12 +36,6 @@ def read_json(path: Path) -> dict[str, object]:
     if not isinstance(record, dict) or record.pop("sha256", None) != _json_digest(record):
         raise ValueError(f"{path} is damaged: its content does not fit its SHA-256")
     return record
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class RunLog:
