@@ -124,6 +124,20 @@ def test_get_fetches_and_verifies(
     assert (tmp_path / "svhn" / "test_32x32.mat").read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("name", ["a[/b]", "a[bold]"])
+def test_a_folder_is_named_as_it_is(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    offer_svhn(monkeypatch, address, hashlib.sha256(CONTENT).hexdigest())
+    assert run("data", "get", "svhn", "--data-dir", str(tmp_path / name)) == 0
+    said = capsys.readouterr().err
+    assert said == f"svhn is in {tmp_path / name / 'svhn'}, verified (free)\n"
+
+
 def test_a_long_download_tells_the_time_left_without_a_terminal(
     address: str,
     tmp_path: Path,
@@ -163,7 +177,7 @@ def test_a_stopped_get_leaves_nothing_half_done(
         signal.raise_signal(signal.SIGTERM)
         return "never"
 
-    monkeypatch.setattr("capsnet.data.sources._file_sha256", stop)
+    monkeypatch.setattr("capsnet.data.sources.file_digest", stop)
     assert run("data", "get", "svhn", "--data-dir", str(tmp_path)) == 128 + signal.SIGTERM
     assert list(folder.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -217,6 +217,15 @@ def test_a_cache_is_used_again_and_rebuilt_when_a_file_changes(
         assert newer.read_bytes() == bytes(data)
 
 
+def test_a_folder_named_in_another_way_has_the_same_cache(
+    animals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(animals.parent)
+    load(Path(animals.name))
+    monkeypatch.setattr("capsnet.data.folder._read_image", None)  # nothing is decoded again
+    assert len(load(animals)) == 24
+
+
 def test_images_need_no_disk_for_their_cache(
     animals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

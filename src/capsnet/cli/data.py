@@ -195,7 +195,7 @@ def _fetch(name: str, data_dir: Path | None) -> None:
     console = Console(stderr=True)
 
     def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True, highlight=False)
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
     columns = (
         "{task.description}",

@@ -125,7 +125,11 @@ def load_folder(
         raise ValueError(f"image_channels must be 3 for colour or 1 for grey, got {num_channels}")
     shape = (len(contents.paths), num_channels, size, size)
     place = f"{folder.resolve()}/{size}x{num_channels}"
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in contents.paths]
+    # By names within the folder, which may itself be named in several ways.
+    files = [
+        (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in contents.paths
+    ]
     listing = json.dumps([_PREPARATION, files])
     # One cache for each folder and form; its name's second half is what it was made from.
     cache = find_data_dir() / "folders" / f"{_digest(place)}-{_digest(listing)}.bytes"
