@@ -188,6 +188,14 @@ BAD = [
         },
         "data must hold 9 bytes",
     ),
+    (
+        "predict",
+        {
+            "weights": "digit",
+            "image": {"picture": {"channels": "1", "height": 1, "width": 1, "data": "AA=="}},
+        },
+        "channels: Input should be a valid int",
+    ),
     ("reconstruct", {"weights": "digit", "class": 1, "capsule": [0.0]}, "must have 6 numbers"),
     ("reconstruct", {"weights": "blind", "class": 1, "capsule": [0.0] * 6}, "has no decoder"),
     (

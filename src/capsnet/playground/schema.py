@@ -31,7 +31,7 @@ class Body(BaseModel):
         return body
 
 
-class Picture(BaseModel):
+class Picture(Body):
     """Pixels as bytes."""
 
     channels: int = Field(ge=1)
