@@ -15,7 +15,7 @@ from capsnet.data import Split
 from capsnet.experiments.catalogue import find_experiment, reproduce
 from capsnet.experiments.claims import _measure_widths
 from capsnet.experiments.iterations import routing_convergence
-from capsnet.experiments.report import _machines
+from capsnet.experiments.report import _machines, write_report
 from capsnet.experiments.runs import (
     Found,
     Need,
@@ -648,6 +648,15 @@ def test_networks_that_cannot_show_what_is_asked_are_refused(tmp_path: Path) -> 
     )
     with pytest.raises(ValueError, match="has no capsules"):
         reproduce("figA1", Options(weights=(str(cnn),), out=tmp_path))
+
+
+def test_a_figure_of_a_network_without_a_test_error_can_be_reported(tmp_path: Path) -> None:
+    changes = {"model": TINY, "data": {"held_out": 5000}}
+    run = write_run(tmp_path / "a", "mnist", error=0.1, changes=changes, with_weights=True)
+    reproduce("fig3", Options(weights=(str(run),), out=tmp_path / "out"))
+    write_report(results=tmp_path / "out", docs=tmp_path / "docs", readme=None)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "| test error of the network shown | 0.25 % | not run yet |" in page
 
 
 def test_network_of_other_data_is_refused_by_name(tmp_path: Path) -> None:

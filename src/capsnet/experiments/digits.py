@@ -74,8 +74,8 @@ def sample_reconstructions(found: Found, options: Options) -> Outcome:
         drawn = model(batch.images, reconstruct=batch.labels[:, 0]).reconstruction
     errors = (drawn - batch.images).square().flatten(1).sum(dim=1)  # (B,)
     rows = [fill(FIG3[0], [float(errors.mean())], [trained], num_examples=len(errors))]
-    if (error_rate := trained.error_rate(split.name)) is not None:
-        rows.append(fill(FIG3[1], [error_rate], [trained]))
+    error_rate = trained.error_rate(split.name)
+    rows.append(fill(FIG3[1], [] if error_rate is None else [error_rate], [trained]))
     caption = figures.Caption(
         "Fig. 3  Reconstructions of test digits: (label, prediction, reconstructed)",
         f"{_describe(model)}; {trained.describe()}. Right of the thick rule: failures, "

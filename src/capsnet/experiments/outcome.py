@@ -73,13 +73,14 @@ def fill(
     >>> fill(Row("MNIST", (), paper=0.0025), [0.003, 0.004], []).mean
     0.0035
     """
+    seconds = [run.seconds for run in runs if run.seconds is not None]
     return replace(
         row,
         values=tuple(values),
         seeds=tuple(run.seed for run in runs if run.seed is not None),
         steps=runs[0].steps if runs else None,
         epochs=runs[0].epochs if runs else None,
-        seconds=sum(run.seconds or 0 for run in runs) if runs else None,
+        seconds=sum(seconds) if seconds else None,
         num_examples=num_examples,
     )
 
