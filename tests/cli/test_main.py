@@ -80,6 +80,8 @@ def test_help_of_train_names_every_preset_and_tells_of_resuming(
         (["train", "mnist", "--config", "nowhere.toml"], "nowhere.toml: No such file"),
         (["evaluate"], "evaluate needs a run, a weights file or shipped weights"),
         (["evaluate", "runs/nowhere"], "nowhere is not there"),
+        (["predict", ""], "no word of a command may be empty"),
+        (["train", "mnist", "--out="], "no word of a command may be empty"),
     ],
 )
 def test_mistake_is_answered_by_one_sentence(

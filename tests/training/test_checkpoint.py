@@ -179,9 +179,22 @@ def test_finished_run_without_its_result_is_not_trained_again(runs: Path, tmp_pa
 def test_resumed_finished_run_names_its_damaged_file(runs: Path, tmp_path: Path) -> None:
     run, listener = tmp_path / "run", Listener()
     copy_run(runs / "whole", run)
-    flip_byte(run / "weights.safetensors")
+    flip_byte(run / "log.jsonl")
     train(tiny_config(), run, resume=True, reporter=listener)
-    assert "weights.safetensors is damaged" in listener.said[0]
+    assert "log.jsonl is damaged" in listener.said[0]
+
+
+def test_finished_run_without_its_weights_is_no_success(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    copy_run(runs / "whole", run)
+    flip_byte(run / "weights.safetensors")
+    with pytest.raises(ValueError, match=r"weights.safetensors is damaged: .*; --overwrite trains"):
+        train(tiny_config(), run, resume=True, reporter=Reporter())
+    (run / "weights.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"weights.safetensors is missing; --overwrite trains"):
+        train(tiny_config(), run, resume=True, reporter=Reporter())
+    with pytest.raises(ValueError, match=r"weights.safetensors is missing, though the run was fin"):
+        load_model_and_record(run)
 
 
 def test_checkpoints_of_a_finished_run_go_only_if_its_files_are_whole(
@@ -192,7 +205,8 @@ def test_checkpoints_of_a_finished_run_go_only_if_its_files_are_whole(
     kept = list_checkpoints(run)
     copy_run(runs / "whole", run)
     flip_byte(run / "weights.safetensors")
-    train(tiny_config(), run, resume=True, reporter=Reporter())
+    with pytest.raises(ValueError, match=r"weights.safetensors is damaged"):
+        train(tiny_config(), run, resume=True, reporter=Reporter())
     assert list_checkpoints(run) == kept != []
     copy_run(runs / "whole", run)
     train(tiny_config(), run, resume=True, reporter=Reporter())

@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     keep_memory()
     logging.basicConfig(format="capsnet: %(message)s")
     tokens = sys.argv[1:] if arguments is None else list(arguments)
+    if any(not token or re.fullmatch("--[^=]*=", token) for token in tokens):
+        _fail("no word of a command may be empty, as an unset variable is", 2)
     _tell_all(tokens)
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action=_as_status)

@@ -223,6 +223,8 @@ def restore_run(
         check_same_config(run, result["config"], config)
         complaints = damaged_files(run)
         for complaint in complaints:
+            if complaint.startswith(f"{run / WEIGHTS} "):
+                raise ValueError(f"{complaint}; --overwrite trains anew")
             say(complaint)
         if is_writer and not complaints:  # else the last one may be all that is left
             remove_checkpoints(run)
@@ -312,7 +314,7 @@ def newest_checkpoint(
         except ValueError as error:
             warn(str(error))
     if paths:
-        raise ValueError(f"no checkpoint in {run / CHECKPOINTS} is whole; start anew: --overwrite")
+        raise ValueError(f"no checkpoint in {run / CHECKPOINTS} is whole; train with --overwrite")
     return None
 
 
@@ -341,6 +343,8 @@ def load_model_and_record(source: str | Path) -> tuple[Model, dict[str, object]]
             raise
         found = None  # the run has just been finished, which removes its checkpoints
     if found is None:
+        if (run / RESULT).exists() and not (run / WEIGHTS).exists():
+            raise ValueError(f"{run / WEIGHTS} is missing, though the run was finished")
         return load_weights(find_weights(source))
     warn_of_namesake(source)
     tensors, record = found
