@@ -624,6 +624,18 @@ def test_table_1_keeps_the_course_of_training_and_fig_a1_needs_it(tmp_path: Path
     assert _settings(table, Options(), {}).evaluate_every == 1
 
 
+def test_table_1_warns_of_networks_that_were_not_trained_equally_long(tmp_path: Path) -> None:
+    for preset, steps in (("mnist", 1000), ("mnist-cnn", 1000), ("multimnist", 1500)):
+        write_run(tmp_path / preset, preset, error=0.1, steps=steps)
+    options = Options(runs=tmp_path, out=tmp_path / "out", train=False)
+    notes = reproduce("table1", options).record["notes"]
+    assert "tells of the length" not in str(notes)
+    write_run(tmp_path / "multimnist-cnn", "multimnist-cnn", error=0.1, steps=500)
+    notes = reproduce("table1", replace(options, overwrite=True)).record["notes"]
+    assert "'MultiMNIST: the networks had 500 to 1,500 steps, so their order tells" in str(notes)
+    assert "'MNIST: the networks" not in str(notes)
+
+
 def test_weights_must_be_as_many_as_the_networks(tmp_path: Path) -> None:
     run = str(write_run(tmp_path / "a", "mnist", error=0.1))
     with pytest.raises(ValueError, match=r"needs 2 --weights \(CapsNet, CNN\), got 1"):

@@ -1,6 +1,6 @@
 """Table 1, §5.2 and §7: test errors of finished runs, and the claims that they carry."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -67,8 +67,21 @@ def compare_cells(found: Found, options: Options) -> Outcome:
             "Every error is that of the last step of training; nothing is chosen by the test set.",
             "MultiMNIST: an image is right if the two longest capsules are exactly its two digits, "
             "measured on examples spread evenly over the 10 million of the test set.",
+            *_warn_of_lengths(rows),
         ),
     )
+
+
+def _warn_of_lengths(rows: Sequence[Row]) -> Iterator[str]:
+    """A note for each dataset of Table 1 whose networks were not trained equally long."""
+    for name in ("MNIST", "MultiMNIST"):
+        cells = [row for row in rows if row.label.startswith(f"{name}: ")]
+        steps = sorted({row.steps for row in cells if row.steps is not None})
+        if len(steps) > 1:
+            yield (
+                f"{name}: the networks had {steps[0]:,} to {steps[-1]:,} steps, so their order "
+                "tells of the length of training as well as of the network."
+            )
 
 
 # §5.2
