@@ -153,8 +153,9 @@ def test_wrong_examples_of_own_images_are_named_by_their_files(
     sentence = "the classes of folder are cat, wolf, but the model was trained on cat, dog"
     assert sentence in capsys.readouterr().err
     Path("pets").rename("animals")
-    assert run("evaluate", "runs/folder-seed0") == 2
-    assert "pets; --data-dir says where the data is now" in capsys.readouterr().err
+    for command in (["evaluate", "runs/folder-seed0"], ["train", "folder", "--resume"]):
+        assert run(*command) == 2
+        assert "pets; --data-dir says where the data is now" in capsys.readouterr().err
 
 
 def test_resumed_run_needs_no_settings_but_refuses_others(

@@ -56,7 +56,7 @@ def test_finished_run_leaves_exactly_its_four_files(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"config.json", "log.jsonl", "weights.safetensors", "result.json"}
     assert read_json(tmp_path / "run" / "result.json") == result
-    assert damaged_files(tmp_path / "run") == []
+    assert damaged_files(tmp_path / "run") == {}
 
 
 def test_result_says_what_was_done_where(tmp_path: Path) -> None:

@@ -99,21 +99,21 @@ def test_finished_run_names_its_damaged_file(tmp_path: Path, name: str) -> None:
     train(tiny_config(epochs=1), run, reporter=Reporter())
     content = (run / name).read_bytes()
     (run / name).write_bytes(content[:-7] + b"X" + content[-6:])
-    assert damaged_files(run) == [
-        f"{run / name} is damaged: it does not fit its SHA-256 in result.json"
-    ]
+    assert damaged_files(run) == {
+        name: f"{run / name} is damaged: it does not fit its SHA-256 in result.json"
+    }
     (run / name).unlink()
-    assert damaged_files(run) == [f"{run / name} is missing"]
+    assert damaged_files(run) == {name: f"{run / name} is missing"}
 
 
 def test_finished_run_names_its_damaged_result(tmp_path: Path) -> None:
     train(tiny_config(epochs=1), tmp_path / "run", reporter=Reporter())
     (tmp_path / "run" / "result.json").write_text("{}")
-    assert "result.json is damaged" in damaged_files(tmp_path / "run")[0]
+    assert "result.json is damaged" in damaged_files(tmp_path / "run")["result.json"]
     with pytest.raises(ValueError, match=r"result.json is damaged"):
         train(tiny_config(epochs=1), tmp_path / "run", resume=True, reporter=Reporter())
     (tmp_path / "run" / "result.json").unlink()
-    assert "result.json is missing" in damaged_files(tmp_path / "run")[0]
+    assert "result.json is missing" in damaged_files(tmp_path / "run")["result.json"]
 
 
 @contextmanager

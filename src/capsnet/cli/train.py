@@ -17,6 +17,7 @@ from cyclopts import Parameter
 
 from capsnet.cli import Flag
 from capsnet.data import DataConfig, list_datasets
+from capsnet.data.storage import is_gone
 from capsnet.models import CapsNetConfig, CNNConfig
 from capsnet.models.weights import list_weights, read_tensors
 from capsnet.training import PRESETS, Preset, TrainConfig, TrainingStopped, configure
@@ -268,6 +269,9 @@ def _stored_config(run: Path, preset: str, changes: Mapping[str, object]) -> Tra
         raise ValueError(f"the run in {run} is of preset {config.preset}, got {preset}")
     changed = override(config, changes)
     check_same_config(run, stored, changed)
+    folder = changed.data.data_dir
+    if folder is not None and is_gone(folder):
+        raise ValueError(f"there is no {folder}; --data-dir says where the data is now")
     return changed
 
 

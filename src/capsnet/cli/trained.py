@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsnet.cli import Flag
 from capsnet.data import DataConfig, Split, load_split
-from capsnet.data.storage import find_data_dir
+from capsnet.data.storage import is_gone
 from capsnet.models.export import SUFFIXES, Format, export_model
 from capsnet.models.weights import WEIGHTS, save_weights
 from capsnet.playground.networks import TrainedNetwork, load_networks
@@ -72,7 +72,7 @@ def evaluate(
     for source in models:
         loaded.append(load_model_and_record(source))
         if (Path(source) / WEIGHTS).exists():
-            for complaint in damaged_files(Path(source)):
+            for complaint in damaged_files(Path(source)).values():
                 print(f"capsnet: {complaint}", file=sys.stderr)
     configs = [_settings(record) for _, record in loaded]
     trained = configs[0]
@@ -144,17 +144,9 @@ def _load_examples(data: DataConfig, split: Literal["train", "validation", "test
     try:
         return load_split(data, split)
     except (OSError, ValueError) as error:
-        if data.data_dir is None or not _is_gone(data.data_dir):
+        if data.data_dir is None or not is_gone(data.data_dir):
             raise
         raise ValueError(f"{error}; --data-dir says where the data is now") from None
-
-
-def _is_gone(folder: Path) -> bool:
-    """Whether a folder is not there; one in a home that nobody has is a mistake of its own."""
-    try:
-        return not find_data_dir(folder).is_dir()
-    except ValueError:
-        return False
 
 
 def export(

@@ -58,6 +58,14 @@ def find_data_dir(data_dir: Path | None = None) -> Path:
         ) from None
 
 
+def is_gone(folder: Path) -> bool:
+    """Whether a folder is not there; one in a home that nobody has is a mistake of its own."""
+    try:
+        return not find_data_dir(folder).is_dir()
+    except ValueError:
+        return False
+
+
 def _find_cache() -> Path:
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"

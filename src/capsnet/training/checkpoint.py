@@ -222,9 +222,9 @@ def restore_run(
         result = read_json(run / RESULT)
         check_same_config(run, result["config"], config)
         complaints = damaged_files(run)
-        for complaint in complaints:
-            if complaint.startswith(f"{run / WEIGHTS} "):
-                raise ValueError(f"{complaint}; --overwrite trains anew")
+        if WEIGHTS in complaints:
+            raise ValueError(f"{complaints[WEIGHTS]}; --overwrite trains anew")
+        for complaint in complaints.values():
             say(complaint)
         if is_writer and not complaints:  # else the last one may be all that is left
             remove_checkpoints(run)

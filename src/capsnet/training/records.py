@@ -191,21 +191,21 @@ def _locked(run: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def damaged_files(run: Path) -> list[str]:
-    """What is wrong with the files of a finished run, one sentence each."""
+def damaged_files(run: Path) -> dict[str, str]:
+    """What is wrong with the files of a finished run: a sentence for the name of each."""
     try:
         files = read_json(run / RESULT)["files"]
     except OSError:
-        return [f"{run / RESULT} is missing"]
+        return {RESULT: f"{run / RESULT} is missing"}
     except ValueError as error:
-        return [str(error)]
+        return {RESULT: str(error)}
     assert isinstance(files, dict)
-    complaints = []
+    complaints = {}
     for name, digest in files.items():
         if not (run / name).exists():
-            complaints.append(f"{run / name} is missing")
+            complaints[name] = f"{run / name} is missing"
         elif file_digest(run / name) != digest:
-            complaints.append(f"{run / name} is damaged: it does not fit its SHA-256 in {RESULT}")
+            complaints[name] = f"{run / name} is damaged: it does not fit its SHA-256 in {RESULT}"
     return complaints
 
 
