@@ -390,6 +390,17 @@ def test_an_opened_image_is_turned_light_on_dark_and_shared(
     expect(page.locator("#lengths .best .name")).to_have_text("1")
 
 
+def test_an_image_without_ink_gets_no_verdict(
+    visit: Callable[[str], Page], address: str, tmp_path: Path
+) -> None:
+    Image.new("L", (40, 40), 255).save(tmp_path / "white.png")
+    page = visit(f"{address}/#input=t0")
+    expect(page.locator("#verdict")).to_contain_text("a 7")
+    page.locator("#pad [type=file]").set_input_files(tmp_path / "white.png")
+    expect(page.locator("#pad .label")).to_have_text("your image: there is no ink in it")
+    expect(page.locator("#verdict")).to_have_text("")
+
+
 def test_the_keyboard_reaches_everything(visit: Callable[[str], Page], address: str) -> None:
     page = visit(f"{address}/#input=t0")
     page.keyboard.press("n")

@@ -83,6 +83,15 @@ def test_every_form_of_an_image_gives_the_same_answer(client: TestClient) -> Non
         assert answer["lengths"] == pytest.approx(answers[0]["lengths"], abs=1e-4)
 
 
+def test_an_answer_says_whether_the_image_is_blank(client: TestClient) -> None:
+    white = Image.new("L", (40, 30), 255)
+    dotted = white.copy()
+    dotted.paste(0, (10, 5, 14, 25))
+    for image, is_blank in ((white, True), (dotted, False)):
+        body = {"weights": "digit", "image": {"file": encode(image)}}
+        assert client.post("/api/predict", json=body).json()["blank"] is is_blank
+
+
 def test_the_slider_redraws_what_predict_drew(client: TestClient) -> None:
     said = client.post("/api/predict", json={**GOOD, "reconstruct": 4}).json()
     body = {"weights": "digit", "class": 4, "capsule": said["capsules"][4]}

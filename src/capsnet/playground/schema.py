@@ -165,6 +165,7 @@ class Predicted(BaseModel):
     capsules: list[list[float]]
     input: Picture = Field(description="The image as the network saw it.")
     polarity: str | None = Field(description="How the digit stood out before it was prepared.")
+    blank: bool = Field(description="Whether there is nothing in it: every pixel is 0.")
     label: int | None = Field(
         description="The true class, if it is a test digit and the network sees digits."
     )

@@ -160,6 +160,7 @@ def create_app(weights: Sequence[TrainedNetwork], *, hosts: Sequence[str] = ("*"
                 capsules=[_numbers(capsule) for capsule in said.capsules],
                 input=_picture(image),
                 polarity=polarity,
+                blank=not image.any(),
                 label=label,
                 reconstructed=said.reconstructed,
                 reconstruction=None

@@ -93,6 +93,7 @@ export class Pad {
   }
 
   get isEmpty() {
+    if (this.#value.startsWith("p")) return !unpackPixels(this.#value.slice(1)).bytes.some(Boolean);
     return this.#value.startsWith("s") && this.#strokes.length === 0;
   }
 
@@ -156,7 +157,7 @@ export class Pad {
       showPicture(this.canvas, this.#picture);
       this.label.textContent = this.#turned === this.#value
         ? "your image, dark on light: turned light on dark"
-        : "your image";
+        : this.isEmpty ? "your image: there is no ink in it" : "your image";
     } else {
       this.#showStrokes();
     }
