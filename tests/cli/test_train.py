@@ -210,6 +210,8 @@ def test_toml_file_holds_settings_and_flags_come_before_it(
     ("content", "sentence"),
     [
         ("epochs = ", "settings.toml is not TOML"),
+        ("num_iterations = 1", "num_iterations must stand under [model] in settings.toml"),
+        ("held_out = 5000", "held_out must stand under [data] in settings.toml"),
         ("epoch = 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
         ("[model]\nnum_iteration = 3", "did you mean 'num_iterations'?"),
         ("[modle]\nbias = true", "unknown setting 'modle'; did you mean 'model'?"),

@@ -234,9 +234,14 @@ def _describe_weights(path: Path) -> dict[str, object]:
 def _read_toml(path: Path) -> dict[str, object]:
     """Settings from a TOML file with the fields of config.json: top level, [data], [model]."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
+    for name in settings:
+        table = _FLAGS[name].table if name in _FLAGS else "training"
+        if table != "training":
+            raise ValueError(f"{name} must stand under [{table}] in {path}")
+    return settings
 
 
 def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
