@@ -215,7 +215,8 @@ def test_another_address_stops_a_sweep_before_it_is_shown(
     page.route("**/api/digits/1", lambda route: held.append(route))
     page.get_by_role("button", name="Sweep number 4").click()
     page.wait_for_function("() => Math.abs(document.querySelector('#dimension-4').value) > 0.1")
-    page.evaluate("() => { location.hash = 'input=t1'; }")
+    # What the page itself writes in the meantime does not undo it.
+    page.evaluate("() => { location.hash = 'input=t1'; dispatchEvent(new Event('beforeunload')); }")
     eventually(page, lambda: bool(held))
     page.wait_for_timeout(200)
     held[0].continue_()

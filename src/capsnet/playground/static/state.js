@@ -8,8 +8,10 @@ const defaults = {
 
 export const state = { ...defaults };
 let timer = 0;
+let known = ""; // the address's last part when it was last read or written here
 
 export function readAddress() {
+  known = location.hash;
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of Object.keys(defaults)) state[name] = given.get(name) ?? defaults[name];
 }
@@ -28,9 +30,11 @@ export function change(values) {
 export function writeAddress() {
   clearTimeout(timer);
   timer = 0;
+  if (location.hash !== known) return; // the user's new one is still to be read
   const set = Object.entries(state).filter(([name, value]) => String(value) !== defaults[name]);
   const text = new URLSearchParams(set.map(([name, value]) => [name, String(value)])).toString();
   history.replaceState(null, "", text ? `#${text}` : location.pathname);
+  known = location.hash;
 }
 
 export function toBase64(bytes) {
