@@ -2,6 +2,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import warnings
 from importlib.resources import files
 from pathlib import Path
 
@@ -71,11 +72,21 @@ def test_a_damaged_cache_is_unpacked_again(
     harm: object, tmp_path: Path, mnist_test: tuple[np.ndarray, np.ndarray]
 ) -> None:
     load_mnist("test", tmp_path)
-    for path in (tmp_path / "mnist").iterdir():
+    harmed = {}
+    for path in sorted((tmp_path / "mnist").iterdir()):
         harm(path)  # type: ignore[operator]
-    digits, labels = load_mnist("test", tmp_path)
+        harmed[path] = path.read_bytes() if path.exists() else b""
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        digits, labels = load_mnist("test", tmp_path)
     assert_array_equal(digits, mnist_test[0])
     assert_array_equal(labels, mnist_test[1])
+    # What was there may be all that the user has.
+    kept = {path: content for path, content in harmed.items() if content}
+    assert [str(each.message) for each in caught] == [
+        f"{path} is not MNIST's: it is {path.name}.old-1 now" for path in kept
+    ]
+    for path, content in kept.items():
+        assert path.with_name(f"{path.name}.old-1").read_bytes() == content
 
 
 def test_mnist_needs_no_disk(tmp_path: Path, mnist_test: tuple[np.ndarray, np.ndarray]) -> None:
@@ -84,6 +95,11 @@ def test_mnist_needs_no_disk(tmp_path: Path, mnist_test: tuple[np.ndarray, np.nd
     digits, labels = load_mnist("test", blocked)
     assert_array_equal(digits, mnist_test[0])
     assert_array_equal(labels, mnist_test[1])
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    assert load_mnist("test", tmp_path / "mistyped")[1][:5].tolist() == [7, 2, 1, 0, 4]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import lzma
 import os
 import shlex
 import sys
+import warnings
 from importlib import resources
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +110,7 @@ def load_mnist(
     """MNIST's digits and labels, from the package itself (§5).
 
     The IDX files are unpacked once into the data folder and memory-mapped from there; their
-    published MD5 is checked every time, and a damaged one is unpacked again.
+    published MD5 is checked every time; another file in its place is renamed, with a warning.
 
     >>> digits, labels = load_mnist("test")
     >>> digits.shape, labels[:5]
@@ -120,9 +122,22 @@ def load_mnist(
     return images[:, None], labels.astype(np.int64)
 
 
+def _set_aside(path: Path) -> None:
+    """Keeps what is to be replaced, damaged or the user's own, as NAME.old-1 or the next."""
+    olds = (path.with_name(f"{path.name}.old-{number}") for number in count(1))
+    old = next(old for old in olds if not old.exists())
+    os.link(path, old)  # a rename would leave other processes without a file for a moment
+    warnings.warn(f"{path} is not MNIST's: it is {old.name} now", stacklevel=2)
+
+
+def _is_mnist(path: Path) -> bool:
+    return path.is_file() and file_digest(path, "md5") == MNIST_MD5[path.name]
+
+
 def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[np.ndarray, ...]:
-    path = find_data_dir(data_dir) / "mnist" / name
-    if not (path.is_file() and file_digest(path, "md5") == MNIST_MD5[name]):
+    root = find_data_dir(data_dir)
+    path = root / "mnist" / name
+    if not _is_mnist(path):
         packed = resources.files("capsnet.data").joinpath("files", f"{name}.xz").read_bytes()
         try:
             data = lzma.decompress(packed)
@@ -131,8 +146,12 @@ def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[n
         if hashlib.md5(data, usedforsecurity=False).hexdigest() != MNIST_MD5[name]:
             raise OSError(f"the package's own {name} is damaged; install capsnet again")
         try:
+            if data_dir is not None and not root.is_dir():
+                raise FileNotFoundError(f"there is no {root}")  # a mistake is no reason to make it
+            if path.is_file() and path.stat().st_size > 0 and not _is_mnist(path):
+                _set_aside(path)
             write_atomically(path, data)
-        except OSError:  # a read-only or full disk: the data then lives in memory
+        except OSError:  # nor a read-only or full disk: the data then lives in memory
             header = 4 + 4 * num_dims
             shape = np.frombuffer(data[4:header], dtype=">u4").astype(int)
             return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
