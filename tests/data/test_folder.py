@@ -152,6 +152,14 @@ def test_any_mode_becomes_colour(
         assert np.abs(middle.astype(int) - expected).max() <= 1
 
 
+def test_a_dark_pgm_of_16_bits_stays_dark(tmp_path: Path) -> None:
+    folder = write_classes(tmp_path / "images", {"a": 2, "b": 2})
+    (folder / "a" / "00.png").unlink()
+    (folder / "a" / "00.pgm").write_bytes(b"P5 12 12 65535\n" + bytes([0, 250]) * 144)
+    contents = list_folder(folder, test_fraction=0.5, seed=0)
+    assert load_folder(folder, contents, size=8, num_channels=1)[0].max() == 1
+
+
 def test_an_oblong_image_is_centred_on_black(tmp_path: Path) -> None:
     folder = write_classes(tmp_path / "images", {"a": 2, "b": 2})
     write_image(folder / "a" / "00.png", size=(40, 20), colour=255)

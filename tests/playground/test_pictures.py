@@ -119,6 +119,12 @@ def test_more_than_eight_bits_are_read_as_in_training(mode: str, value: float, l
     assert round(float(prepared.pixels[0, 4, 4]) * 255) == level
 
 
+def test_a_dark_pgm_of_16_bits_stays_dark() -> None:
+    image = open_image(b"P5 9 9 65535\n" + bytes([0, 250]) * 81)
+    prepared = prepare_image(image, (3, 9, 9), digit=False)
+    assert round(float(prepared.pixels[0, 4, 4]) * 255) == 1
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
 def test_every_mode_gives_the_same_digit(mode: str) -> None:
     if mode == "I;16":

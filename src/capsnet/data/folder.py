@@ -268,7 +268,8 @@ def _gather(parts: list[dict[str, list[Path]]], in_test: list[int]) -> ImageFold
 
 def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "C H W"]:
     with _open_image(path) as image:
-        return fit_image(ImageOps.exif_transpose(image), (num_channels, size, size))
+        ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its format
+        return fit_image(image, (num_channels, size, size))
 
 
 @contextmanager
@@ -304,7 +305,8 @@ def fit_image(image: Image.Image, shape: tuple[int, int, int]) -> UInt8[np.ndarr
 def as_bytes(image: Image.Image) -> Image.Image:
     """A grey image of 16 bits or more in 8: white is 65535, or 1 or 255 if values stay within."""
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0, neginf=0)
-    if image.mode.startswith("I;16") or values.max() > 255:
+    is_deep_pgm = (image.mode, image.format) == ("I", "PPM")  # 16 bits in Pillow's mode of 32
+    if image.mode.startswith("I;16") or is_deep_pgm or values.max() > 255:
         white = 65535
     else:
         white = 1 if image.mode == "F" and values.max() <= 1 else 255

@@ -62,7 +62,8 @@ def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Imag
                 raise ValueError(f"an image must have at most {limit} pixels, got {width}×{height}")
             _check_scans(image, content)
             image.load()
-            return ImageOps.exif_transpose(image)
+            ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its format
+            return image
     except UnidentifiedImageError:
         names = ", ".join(FORMATS)
         raise ValueError(f"an image must be one of {names}; this is none, or damaged") from None
