@@ -65,6 +65,10 @@ def test_held_out_digits_are_evaluated_on_request(capsys: pytest.CaptureFixture[
     assert run(*arguments) == 0
     assert json.loads(capsys.readouterr().out) == metric | {"class_names": list("0123456789")}
     assert (metric["split"], metric["num_available"]) == ("validation", 40)
+    assert run("train", "mnist", *TINY, "--held-out", "30", "--out", "runs/other") == 0
+    assert run("evaluate", "runs/mnist-seed0", "runs/other", "--split", "validation") == 2
+    sentence = "runs/other held out 30 examples and may have learned from others of the 40 that"
+    assert sentence in " ".join(capsys.readouterr().err.split())
 
 
 def test_closing_lines_say_what_where_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:

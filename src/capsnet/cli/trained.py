@@ -92,6 +92,12 @@ def evaluate(
         known, names = config.data.name if config else None, record.get("class_names")
         if isinstance(names, list):
             check_origin(known, names, examples)
+        held_out = config.data.held_out if config and known == data.name else data.held_out
+        if split == "validation" and held_out < data.held_out:
+            raise ValueError(
+                f"{source} held out {held_out:,} examples and may have learned "
+                f"from others of the {data.held_out:,} that {models[0]} did"
+            )
         if known == data.name == "folder" and split != "train":
             _warn_of_leak(source, record, data)
     reporter = choose_reporter()
