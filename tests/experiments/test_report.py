@@ -90,9 +90,10 @@ def test_every_machine_that_trained_is_named(results: Path) -> None:
     known = {"cpu": "Abacus", "cores": 2, "gpu": None}
     hardware = [known, known, {**known, "gpu": "Loom"}, None]
     many = [{**runs[0], "hardware": each} for each in hardware]
+    many.append({**runs[0], "hardware": known, "machines": [known, {**known, "cpu": "Mill"}]})
     write_json(results / "table1.json", {**record, "runs": many})
     write_report(results, docs, readme)
-    machines = "Abacus, 2 cores; Abacus, 2 cores, Loom; unknown"
+    machines = "Abacus, 2 cores; Abacus, 2 cores, Loom; unknown; Mill, 2 cores"
     assert f"Trained on {machines}. Details" in readme.read_text()
     assert f" on {machines}. Measured at " in (docs / "results.md").read_text()
 

@@ -91,6 +91,19 @@ def test_a_run_names_every_commit_that_it_was_trained_at(
     assert (result["commit"], result["commits"]) == ("first", ["first", "second"])
 
 
+def test_a_run_names_every_machine_that_it_was_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cpu, stop in (("Abacus", 9), ("Loom", 17), ("Abacus", 25)):
+        monkeypatch.setattr("capsnet.training.records._cpu_name", lambda cpu=cpu: cpu)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_config(), tmp_path, resume=stop > 9, reporter=BreakOff(stop))
+    result = train(tiny_config(), tmp_path, resume=True, reporter=Reporter())
+    machines = result["machines"]
+    assert isinstance(machines, list)
+    assert [machine["cpu"] for machine in machines] == ["Abacus", "Loom"]
+
+
 def test_a_commit_that_only_evaluated_a_run_did_not_train_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,7 +283,9 @@ def _runs(record: Mapping[str, object]) -> list[Mapping[str, Any]]:
 def _machines(records: Sequence[Mapping[str, Any]]) -> str:
     """The machines that records name, each once."""
     parts = [part for record in records for part in list_parts(record)]
-    return "; ".join(dict.fromkeys(_machine(part.get("hardware")) for part in parts))
+    # Of older records only the last one is known.
+    machines = [each for part in parts for each in part.get("machines") or [part.get("hardware")]]
+    return "; ".join(dict.fromkeys(map(_machine, machines)))
 
 
 def _machine(hardware: Mapping[str, object] | None) -> str:

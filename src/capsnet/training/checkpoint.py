@@ -76,6 +76,9 @@ class TrainState:
     commits: list[str] = field(default_factory=list)
     """Commits of this package that made the updates, in their order."""
 
+    machines: list[object] = field(default_factory=list)
+    """Hardware that this run's updates were made on, each once."""
+
     earlier: dict[str, object] | None = None
     """Record of the training that the run continues, if it does."""
 
@@ -104,6 +107,7 @@ class TrainState:
             "window": self.window,
             "window_began": self.window_began,
             "commits": self.commits,
+            "machines": self.machines,
             "earlier": self.earlier,
         }
 

@@ -139,6 +139,9 @@ class Training:
         is_trained = self.state.step == self.num_steps  # and was stopped while it was evaluated
         if isinstance(commit, str) and commit not in self.state.commits and not is_trained:
             self.state.commits.append(commit)
+        hardware = self.environment["hardware"]
+        if hardware not in self.state.machines and not is_trained:
+            self.state.machines.append(hardware)
         if self.state.step > 0:
             self.reporter.say(f"going on after step {self.state.step:,} of {self.num_steps:,}")
         if self.config.tensorboard and self.processes.is_first:
@@ -335,6 +338,7 @@ class Training:
             "metrics": {name: each.to_dict() for name, each in evaluations.items()},
             **self.environment,
             "commits": self.state.commits,
+            "machines": self.state.machines,
         }
         if not self.processes.is_first:
             return record

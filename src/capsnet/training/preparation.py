@@ -28,8 +28,8 @@ _SHARED = {
 }  # fmt: skip
 #: What a record keeps of the training that it continues, as far as that is known.
 _KEPT = (
-    "steps", "epochs", "seconds", "commit", "commits", "versions", "hardware", "config", "metrics",
-    "earlier",
+    "steps", "epochs", "seconds", "commit", "commits", "versions", "hardware", "machines", "config",
+    "metrics", "earlier",
 )  # fmt: skip
 
 
