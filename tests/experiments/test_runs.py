@@ -172,6 +172,17 @@ def test_table_1_is_the_mean_and_deviation_of_the_runs_there_are(tmp_path: Path)
     assert [path.name for path in done.pictures] == ["table1.png"]
 
 
+def test_a_run_without_a_test_error_is_no_trial(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "kept", "mnist", error=0.002, seed=1)
+    bare = write_run(tmp_path / "runs" / "bare", "mnist", error=0.9)
+    write_json(bare / "result.json", {**read_json(bare / "result.json"), "metrics": {}})
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False)
+    rows = reproduce("table1", options).record["rows"]
+    assert isinstance(rows, list)
+    row = rows[4]
+    assert (row["values"], row["seeds"], row["num_examples"]) == ([0.002], [1], 10_000)
+
+
 def test_the_paper_s_table_1_is_as_printed() -> None:
     rows = {row.label: (row.paper, row.paper_spread) for row in find_experiment("table1").expected}
     assert rows == {
@@ -524,6 +535,42 @@ def test_missing_trials_are_trained_as_those_found_but_with_the_user_s_folder(
         (each.steps, each.data.data_dir, each.threads, each.evaluate_every) for each in trained
     ]
     assert settings == [(1000, Path("new"), 1, 0), (1000, Path("new"), None, 200)]
+
+
+def test_a_finished_run_that_lost_its_weights_is_trained_again_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[str] = []
+
+    def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
+        folders.append(folder.name)
+        if not folder.exists():
+            write_run(folder, "svhn", error=0.1, changes={"epochs": None})
+            write_json(folder / "config.json", to_dict(config))
+
+    monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
+    options = Options(runs=tmp_path, steps=1000)
+    gather([Need("svhn", "svhn")], options, lambda text: None, None)
+    (tmp_path / "svhn-seed0" / "weights.safetensors").unlink()
+    gather([Need("svhn", "svhn")], options, lambda text: None, None)
+    assert folders == ["svhn-seed0", "svhn-2-seed0"]
+
+
+def test_a_damaged_log_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", "mnist", error=0.1)
+    (run / "log.jsonl").write_text('{"step": 50, "lo')
+    with pytest.raises(ValueError, match=r"a/log\.jsonl is damaged"):
+        open_source(str(run)).log()
+
+
+@pytest.mark.parametrize("source", ["shipped", "file"])
+def test_a_result_finds_the_weights_it_names(source: str, tmp_path: Path) -> None:
+    require_weights("mnist")
+    path = list_weights()["mnist"]
+    name = "mnist" if source == "shipped" else str(path)
+    opened = open_source(name)
+    again = Trained.from_result(opened.to_dict("capsnet"))
+    assert (again.source, again.weights) == (name, path)
 
 
 def test_each_network_on_each_set_of_section_5_2_has_its_row(tmp_path: Path) -> None:

@@ -381,13 +381,18 @@ def _train(
     """Trains a network, or goes on where an earlier call stopped."""
     folder = options.runs_folder / f"{need.preset}-seed{config.seed}"
     number = 1
-    while folder.exists() and not _is_same(folder, config):
+    while folder.exists() and not (_is_same(folder, config) and _is_whole(folder)):
         number += 1
         folder = options.runs_folder / f"{need.preset}-{number}-seed{config.seed}"
     say(f"training {need.role} in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     train(config, folder, resume=folder.exists(), reporter=reporter)
     return _open_run(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a run that is finished still has its weights."""
+    return (folder / WEIGHTS).exists() or not (folder / RESULT).exists()
 
 
 def _is_same(folder: Path, config: TrainConfig) -> bool:

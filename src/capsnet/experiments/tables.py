@@ -264,8 +264,9 @@ def list_errors(runs: Sequence[Trained], dataset: str) -> list[float]:
 
 
 def _fill_error(row: Row, runs: Sequence[Trained], dataset: str) -> Row:
-    count = runs[0].num_evaluated(dataset) if runs else None
-    return fill(row, list_errors(runs, dataset), runs, num_examples=count)
+    tested = [run for run in runs if run.error_rate(dataset) is not None]
+    count = tested[0].num_evaluated(dataset) if tested else None
+    return fill(row, list_errors(tested, dataset), tested, num_examples=count)
 
 
 def _measure(run: Trained, dataset: str, options: Options) -> tuple[float, int, str]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from capsnet.machine import file_digest
 from capsnet.models import Model
-from capsnet.models.weights import WEIGHTS, load_weights
+from capsnet.models.weights import WEIGHTS, list_weights, load_weights
 from capsnet.training import TrainConfig
 from capsnet.training.config import from_dict
 from capsnet.training.records import LOG
@@ -34,7 +34,11 @@ class Trained:
     def from_result(cls, record: Mapping[str, object]) -> "Trained":
         """A network that a result names; its files need not be here."""
         source = str(record["source"])
-        return cls(source, Path(source, WEIGHTS), str(record["sha256"]), record)
+        is_file = source.endswith(Path(WEIGHTS).suffix)
+        weights = Path(source) if is_file else Path(source, WEIGHTS)
+        if not weights.exists():
+            weights = list_weights().get(source, weights)
+        return cls(source, weights, str(record["sha256"]), record)
 
     @property
     def config(self) -> TrainConfig | None:
@@ -117,7 +121,10 @@ class Trained:
         path = self.weights.with_name(LOG)
         if self.weights.name != WEIGHTS or not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
     def describe(self) -> str:
         """The network in a few words, for a picture's subtitle."""
@@ -148,7 +155,7 @@ class Trained:
         """What a result keeps about the network it was obtained with."""
         names = (
             "preset", "seed", "steps", "epochs", "seconds", "commit", "commits", "versions",
-            "hardware", "data", "config",
+            "hardware", "machines", "data", "config",
         )  # fmt: skip
         return {
             "role": role,
