@@ -19,8 +19,6 @@ from capsnet.data.storage import (
     require_part,
 )
 
-LOAD = "import sys; from pathlib import Path; from capsnet.data.storage import load_mnist; "
-
 
 def test_all_four_mnist_files_are_the_published_ones(data_dir: Path) -> None:
     load_mnist("train")
@@ -71,6 +69,7 @@ def empty(path: Path) -> None:
 def test_a_damaged_cache_is_unpacked_again(
     harm: object, tmp_path: Path, mnist_test: tuple[np.ndarray, np.ndarray]
 ) -> None:
+    (tmp_path / "mnist").mkdir()
     load_mnist("test", tmp_path)
     harmed = {}
     for path in sorted((tmp_path / "mnist").iterdir()):
@@ -89,16 +88,20 @@ def test_a_damaged_cache_is_unpacked_again(
         assert path.with_name(f"{path.name}.old-1").read_bytes() == content
 
 
-def test_mnist_needs_no_disk(tmp_path: Path, mnist_test: tuple[np.ndarray, np.ndarray]) -> None:
+def test_mnist_needs_no_disk(
+    tmp_path: Path, mnist_test: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder can be made here")
-    digits, labels = load_mnist("test", blocked)
+    monkeypatch.setenv("CAPSNET_DATA", str(blocked))
+    digits, labels = load_mnist("test")
     assert_array_equal(digits, mnist_test[0])
     assert_array_equal(labels, mnist_test[1])
 
 
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    assert load_mnist("test", tmp_path / "mistyped")[1][:5].tolist() == [7, 2, 1, 0, 4]
+@pytest.mark.parametrize("name", [".", "mistyped"])
+def test_a_given_folder_without_a_place_for_it_is_left_alone(name: str, tmp_path: Path) -> None:
+    assert load_mnist("test", tmp_path / name)[1][:5].tolist() == [7, 2, 1, 0, 4]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,12 +113,13 @@ def test_a_damaged_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_processes_that_start_at_once_do_not_collide(tmp_path: Path) -> None:
-    code = LOAD + "print(load_mnist('test', Path(sys.argv[1]))[1][:5].tolist())"
+    code = "from capsnet.data.storage import load_mnist as load; print(*load('test')[1][:5])"
+    there = {**os.environ, "CAPSNET_DATA": str(tmp_path)}
     children = [
-        subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", code], env=there, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    assert [child.communicate()[0].strip() for child in children] == ["[7, 2, 1, 0, 4]"] * 2
+    assert [child.communicate()[0].strip() for child in children] == ["7 2 1 0 4"] * 2
     names = sorted(path.name for path in (tmp_path / "mnist").iterdir())
     assert names == ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
 

@@ -109,8 +109,9 @@ def load_mnist(
 ) -> tuple[UInt8[np.ndarray, "N 1 28 28"], Int64[np.ndarray, " N"]]:
     """MNIST's digits and labels, from the package itself (§5).
 
-    The IDX files are unpacked once into the data folder and memory-mapped from there; their
-    published MD5 is checked every time; another file in its place is renamed, with a warning.
+    The IDX files are unpacked once into the data folder and memory-mapped from there; a folder that
+    is given must have a subfolder mnist for it, or they live in memory. Their published MD5 is
+    checked every time; another file in its place is renamed, with a warning.
 
     >>> digits, labels = load_mnist("test")
     >>> digits.shape, labels[:5]
@@ -135,8 +136,7 @@ def _is_mnist(path: Path) -> bool:
 
 
 def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[np.ndarray, ...]:
-    root = find_data_dir(data_dir)
-    path = root / "mnist" / name
+    path = find_data_dir(data_dir) / "mnist" / name
     if not _is_mnist(path):
         packed = resources.files("capsnet.data").joinpath("files", f"{name}.xz").read_bytes()
         try:
@@ -146,8 +146,8 @@ def _load_mnist_file(name: str, num_dims: int, data_dir: Path | None) -> UInt8[n
         if hashlib.md5(data, usedforsecurity=False).hexdigest() != MNIST_MD5[name]:
             raise OSError(f"the package's own {name} is damaged; install capsnet again")
         try:
-            if data_dir is not None and not root.is_dir():
-                raise FileNotFoundError(f"there is no {root}")  # a mistake is no reason to make it
+            if data_dir is not None and not path.parent.is_dir():
+                raise FileNotFoundError(f"there is no {path.parent}")  # it may hold other images
             if path.is_file() and path.stat().st_size > 0 and not _is_mnist(path):
                 _set_aside(path)
             write_atomically(path, data)
