@@ -102,16 +102,19 @@ def test_reconstructions_are_written_beside_what_was_seen(
     tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in" / "deeper").mkdir(parents=True)
-    for name in ("b.png", "a.png", "deeper/c.gif"):
+    long = "ü" * 125  # as long as a name may be
+    for name in ("b.png", "a.png", f"{long}.png"):
         Image.new("L", (28, 28)).save(tmp_path / "in" / name)
+    Image.new("L", (28, 28)).save(tmp_path / "in" / "deeper" / "c.gif")
     (tmp_path / "in" / "notes.txt").write_text("no image")
     out = tmp_path / "out"
     assert run(tmp_path / "in", "--weights", weights, "--reconstructions", out) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 4
     assert sorted(path.name for path in out.iterdir()) == [
         "00000-a.png",
         "00001-b.png",
         "00002-c.png",
+        f"00003-{long[:100]}.png",
     ]
     with Image.open(out / "00000-a.png") as picture:
         assert picture.size == (56, 28)

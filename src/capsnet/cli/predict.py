@@ -3,6 +3,7 @@
 import csv
 import io
 import json as json_format
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -89,7 +90,8 @@ def predict(
             found = _classify(network, prepared, num_labels, draw=reconstructions is not None)
             for (path, _), (answer, picture) in zip(prepared, found, strict=True):
                 if reconstructions is not None and picture is not None:
-                    target = reconstructions / f"{len(answers):05d}-{path.stem}.png"
+                    stem = os.fsencode(path.stem)[:200].decode(errors="ignore")  # 255 with the rest
+                    target = reconstructions / f"{len(answers):05d}-{stem}.png"
                     picture.save(target)
                     answer["reconstruction"] = str(target)
                 answers.append(answer)
