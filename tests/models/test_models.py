@@ -354,7 +354,7 @@ def test_wrong_images_and_missing_decoder_are_named() -> None:
     model = CapsNet(replace(SMALL, decoder=False))
     with pytest.raises(ValueError, match=r"\(B, 2, 13, 15\), got \(1, 2, 15, 13\)"):
         model(torch.zeros(1, 2, 15, 13))
-    with pytest.raises(ValueError, match="has no decoder: build it with decoder=True"):
+    with pytest.raises(ValueError, match="has no decoder: it was built with decoder=False"):
         model(
             torch.zeros(1, 2, 15, 13), reconstruct="prediction"
         )  # before the images are looked at

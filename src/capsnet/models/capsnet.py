@@ -200,7 +200,7 @@ class CapsNet(nn.Module):
 
     def _require_decoder(self) -> Decoder:
         if self.decoder is None:
-            raise ValueError("this CapsNet has no decoder: build it with decoder=True")
+            raise ValueError("this CapsNet has no decoder: it was built with decoder=False")
         return self.decoder
 
     @torch.no_grad()
