@@ -42,11 +42,14 @@ def test_a_run_becomes_a_file_of_its_name(
     assert program(torch.rand(1, 3, 24, 24))[0].shape == (1, 10)
 
 
-def test_weights_in_half_precision_keep_their_record(tmp_path: Path) -> None:
+def test_weights_in_half_precision_keep_their_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = CapsNet(COLOUR)
     save_weights(tmp_path / "whole.safetensors", model, {"seed": 7})
-    half = tmp_path / "half.safetensors"
+    half = tmp_path / "a half.safetensors"
     assert run(tmp_path / "whole.safetensors", "--format", "safetensors", "--out", half) == 0
+    assert f"capsnet evaluate '{half}' tests it" in capsys.readouterr().out
     loaded, record = load_weights(half)
     assert record["seed"] == 7
     assert half.stat().st_size < 0.6 * (tmp_path / "whole.safetensors").stat().st_size

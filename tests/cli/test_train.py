@@ -148,9 +148,20 @@ def test_wrong_examples_of_own_images_are_named_by_their_files(
     answer = json.loads(capsys.readouterr().out)
     assert answer["class_names"] == ["cat", "dog"]
     assert answer["wrong"][0]["file"] == place
+    assert run("train", "mnist", "--dataset", "folder", *own, *SMALL, "--steps", "1") == 0
+    assert "paper" not in capsys.readouterr().out  # its error is of other images
+    # Each is asked for the images that it learned from itself, whatever the first one did.
+    both = ["evaluate", "runs/folder-seed0", "runs/other"]
+    for flags, status in ((["--generation-seed", "1"], 2), (["--held-out", "8"], 0)):
+        again = ["--out", "runs/other", "--overwrite"]
+        assert run("train", "folder", *own, *SMALL, "--steps", "1", *flags, *again) == 0
+        capsys.readouterr()
+        assert run(*both) == status
+        said = capsys.readouterr().err
+        assert ("runs/other learned from " in said, "not those" in said) == (status == 2, False)
     Path("pets/dog/new.png").write_bytes(Path("pets/dog/0.png").read_bytes())
     assert run("evaluate", "runs/folder-seed0", "--num-examples", "4") == 0
-    warning = "pets has not the training images of runs/folder-seed0 any more; some"
+    warning = "images in pets are not those that runs/folder-seed0 was trained on; some"
     assert warning in capsys.readouterr().err
     Path("pets/dog").rename("pets/wolf")
     assert run("evaluate", "runs/folder-seed0") == 2
@@ -172,6 +183,8 @@ def test_resumed_run_needs_no_settings_but_refuses_others(
     assert "began with epochs = 2, got 5" in capsys.readouterr().err
     assert run("train", "mnist", "--resume", "--epochs", "5", "--dry-run") == 2
     assert "began with epochs = 2, got 5" in capsys.readouterr().err
+    assert run("train", "mnist", "--resume", "--steps", "20") == 2
+    assert "began without steps, got 20" in capsys.readouterr().err
     assert run("train", "svhn", "--resume", "--out", "runs/mnist-seed0") == 2
     assert "is of preset mnist, got svhn" in capsys.readouterr().err
     assert run("train", "mnist", "--overwrite", *TINY, "--lr", "0.002") == 0

@@ -289,7 +289,7 @@ def _say_result(result: Mapping[str, object], run: Path, preset: Preset) -> None
         for each in metrics.values()
     )
     paper = ""
-    if preset.paper_error is not None:
+    if preset.paper_error is not None and preset.build().data.name in metrics:
         paper = f" (paper: {preset.paper_error:.2%}, {preset.cell})"
     minutes = float(str(result["seconds"])) / 60
     print(f"{rates} after {result['steps']:,} steps in {minutes:.1f} minutes{paper}")

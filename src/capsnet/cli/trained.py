@@ -1,5 +1,6 @@
 """The commands evaluate and export: how often trained networks are wrong, and their files."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,14 +93,16 @@ def evaluate(
         known, names = config.data.name if config else None, record.get("class_names")
         if isinstance(names, list):
             check_origin(known, names, examples)
-        held_out = config.data.held_out if config and known == data.name else data.held_out
-        if split == "validation" and held_out < data.held_out:
+        if config is None or known != data.name or split == "train":
+            continue
+        own = replace(config.data, data_dir=data.data_dir)
+        if known == "folder":
+            _check_files(source, record, load_split(own, "train"), examples)
+        elif split == "validation" and own.held_out < data.held_out:
             raise ValueError(
-                f"{source} held out {held_out:,} examples and may have learned "
+                f"{source} held out {own.held_out:,} examples and may have learned "
                 f"from others of the {data.held_out:,} that {models[0]} did"
             )
-        if known == data.name == "folder" and split != "train":
-            _warn_of_leak(source, record, data)
     reporter = choose_reporter()
     try:
         evaluation = evaluate_models(
@@ -136,13 +139,19 @@ def _settings(record: Mapping[str, object]) -> TrainConfig | None:
     return from_dict(stored) if isinstance(stored, dict) else None
 
 
-def _warn_of_leak(source: str, record: Mapping[str, object], data: DataConfig) -> None:
-    """Says so if own images that are tested may be among those that a network was trained on."""
-    if not has_same_files(record, load_split(data, "train")):
+def _check_files(source: str, record: Mapping[str, object], learned: Split, tested: Split) -> None:
+    """Refuses own images that a network was trained on, and says so if that is not known."""
+    assert learned.files is not None
+    assert tested.files is not None
+    if not has_same_files(record, learned):
         print(
-            f"capsnet: {data.data_dir} has not the training images of {source} any more; "
-            "some that are tested now may be among those it learned from",
+            f"capsnet: {learned.origin} are not those that {source} was trained on; "
+            "some that are tested now may be among them",
             file=sys.stderr,
+        )
+    elif common := set(learned.files) & set(tested.files):
+        raise ValueError(
+            f"{source} learned from {len(common):,} of the {len(tested):,} images to be tested"
         )
 
 
@@ -187,7 +196,8 @@ def export(
         if path.suffix != suffix:
             raise ValueError(f"a file of {format} must end in {suffix}, got {path.name}")
         save_weights(path, network.model, network.record, half=True)
-        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; capsnet evaluate {path} tests it")
+        test = f"capsnet evaluate {shlex.quote(str(path))}"
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; {test} tests it")
         return 0
     print(f"writing {path} and comparing it with PyTorch, up to half a minute", file=sys.stderr)
     images = _real_images(network)

@@ -273,9 +273,12 @@ def restore_run(
 def check_same_config(run: Path, stored: object, config: TrainConfig) -> None:
     """Raises a ValueError if a run began with settings that would have come to another end."""
     assert isinstance(stored, dict)
-    for name, (old, new) in differing_fields(from_dict(stored), config).items():
+    differing = differing_fields(from_dict(stored), config)
+    # Steps are given in the place of epochs, and these in theirs: what was given is named.
+    for name, (old, new) in sorted(differing.items(), key=lambda item: item[1][1] is None):
+        began = f"without {name}" if old is None else f"with {name} = {old}"
         raise ValueError(
-            f"the run in {run} began with {name} = {old}, got {new}; "
+            f"the run in {run} began {began}, got {new}; "
             "a run goes on with the settings that it began with"
         )
 
