@@ -4,12 +4,15 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from capsnet import machine
-from capsnet.machine import avoid_broken_tiles, write_atomically
+from capsnet.machine import avoid_broken_tiles, prefer_onednn, write_atomically
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 COUNT_FAULTS = """
@@ -98,6 +101,55 @@ def test_a_limit_of_ones_own_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_products_in_bfloat16_survive_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     assert subprocess.run([sys.executable, "-c", MULTIPLY]).returncode == 0
+
+
+@pytest.fixture
+def products() -> Iterator[Any]:
+    """PyTorch's setting of float32 products in oneDNN, as PyTorch has it and put back."""
+    setting = getattr(torch.backends.mkldnn, "matmul")  # noqa: B009, untyped
+    before, setting.fp32_precision = setting.fp32_precision, "none"
+    yield setting
+    setting.fp32_precision = before
+
+
+def write_vendor(folder: Path, vendor: str, flags: str) -> Path:
+    path = folder / "info"
+    path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags"),
+    [
+        ("GenuineIntel", "fpu avx512f"),  # MKL is at home there
+        ("AuthenticAMD", "fpu avx2"),
+        ("AuthenticAMD", "fpu avx512f amx_tile"),  # would round to bfloat16
+    ],
+)
+def test_other_processors_keep_their_products(
+    tmp_path: Path, products: Any, vendor: str, flags: str
+) -> None:
+    assert not prefer_onednn(write_vendor(tmp_path, vendor, flags))
+    assert products.fp32_precision == "none"
+
+
+def test_products_of_onednn_are_those_of_float32(tmp_path: Path, products: Any) -> None:
+    chosen = prefer_onednn(write_vendor(tmp_path, "AuthenticAMD", "avx512f"))
+    assert products.fp32_precision == ("bf16" if chosen else "none")
+    torch.manual_seed(0)
+    left, right = torch.randn(5, 70, 300), torch.randn(5, 300, 90)
+    exact = (left.double() @ right.double()).float()
+    torch.testing.assert_close(left @ right, exact, rtol=0, atol=1e-4)  # bfloat16: 0.1
+    torch.testing.assert_close(left[0] @ right[0], exact[0], rtol=0, atol=1e-4)
+
+
+def test_products_that_round_are_not_preferred(
+    tmp_path: Path, products: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounded = torch.eye(64) * (1 - 2**-9)
+    monkeypatch.setattr(torch, "eye", lambda size: rounded)
+    assert not prefer_onednn(write_vendor(tmp_path, "AuthenticAMD", "avx512f"))
+    assert products.fp32_precision == "none"
 
 
 def test_a_killed_writer_leaves_the_good_file_in_place(tmp_path: Path) -> None:

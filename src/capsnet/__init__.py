@@ -11,7 +11,7 @@ from capsnet.machine import avoid_broken_tiles
 
 if TYPE_CHECKING:
     from capsnet import functional, layers, models
-    from capsnet.machine import keep_memory
+    from capsnet.machine import keep_memory, prefer_onednn
     from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig, build_model, list_models
     from capsnet.playground.networks import classify
     from capsnet.training import load
@@ -29,6 +29,7 @@ __all__ = [
     "list_models",
     "load",
     "models",
+    "prefer_onednn",
 ]
 
 __version__ = "0.1.0"
@@ -51,5 +52,6 @@ def __getattr__(name: str) -> object:
         "classify": "capsnet.playground.networks",
         "keep_memory": "capsnet.machine",
         "load": "capsnet.training",
+        "prefer_onednn": "capsnet.machine",
     }
     return getattr(import_module(homes.get(name, "capsnet.models")), name)

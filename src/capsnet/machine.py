@@ -23,6 +23,9 @@ _TRIM_THRESHOLD = -1
 _TOP_PAD = -2
 _MMAP_MAX = -4
 
+# What Linux tells of the processor.
+_CPUINFO = Path("/proc/cpuinfo")
+
 # The first CPUID leaf that says how the tiles of Intel's AMX are laid out.
 _TILE_LEAF = 0x1D
 
@@ -51,7 +54,7 @@ def keep_memory() -> bool:
     return all(answer == 1 for answer in accepted)
 
 
-def avoid_broken_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def avoid_broken_tiles(cpuinfo: Path = _CPUINFO) -> bool:
     """Keeps bfloat16 off AMX tiles that nobody can set up; returns whether they are so.
 
     Some virtual machines show the processor's flags of AMX and hide how its tiles are laid out. The
@@ -62,18 +65,52 @@ def avoid_broken_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     >>> avoid_broken_tiles(Path("a machine that tells nothing"))
     False
     """
-    try:
-        with cpuinfo.open() as file:
-            lines = [line.partition(":") for line in takewhile(str.strip, file)]  # of one core
-    except OSError:
-        return False
-    told = {name.strip(): value for name, _, value in lines}
-    level = told.get("cpuid level", "").strip()
+    told = _describe_processor(cpuinfo)
+    level = told.get("cpuid level", "")
     has_tiles = "amx_tile" in told.get("flags", "").split()
     if not (has_tiles and level.isdecimal() and int(level) < _TILE_LEAF):
         return False
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     return True
+
+
+def prefer_onednn(cpuinfo: Path = _CPUINFO) -> bool:
+    """Lets oneDNN take float32 matrix products where it is faster, for all of PyTorch.
+
+    Returns whether it does. PyTorch gives such products to MKL, which on AMD's processors leaves
+    AVX-512 alone and takes twice the time of oneDNN. PyTorch asks oneDNN only if products may be
+    rounded to bfloat16, which oneDNN does on Intel's AMX tiles alone; where there are none the
+    results have the precision of float32. A product that rounding would spoil is tried first.
+    Elsewhere, and before PyTorch 2.9, nothing changes.
+
+    >>> prefer_onednn(Path("a machine that tells nothing"))
+    False
+    """
+    told = _describe_processor(cpuinfo)
+    flags = told.get("flags", "").split()
+    if told.get("vendor_id") != "AuthenticAMD" or "avx512f" not in flags or "amx_tile" in flags:
+        return False
+    import torch  # takes seconds, and the rest of this file does without
+
+    products = getattr(torch.backends.mkldnn, "matmul", None)
+    if products is None or not hasattr(products, "fp32_precision"):
+        return False
+    before, products.fp32_precision = products.fp32_precision, "bf16"
+    number = 1 + 2**-20
+    is_exact = bool((torch.full((64, 64), number) @ torch.eye(64) == number).all())
+    if not is_exact:
+        products.fp32_precision = before
+    return is_exact
+
+
+def _describe_processor(cpuinfo: Path) -> dict[str, str]:
+    """What the system tells of the first core; nothing where there is no such file."""
+    try:
+        with cpuinfo.open() as file:
+            lines = [line.partition(":") for line in takewhile(str.strip, file)]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def make_draft(path: Path) -> Path:

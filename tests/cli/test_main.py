@@ -116,7 +116,7 @@ def test_failure_and_interruption_have_their_own_status(
         def fail(*arguments: object, error: BaseException = error, **options: object) -> None:
             raise error
 
-        monkeypatch.setattr("capsnet.cli.app", fail)
+        monkeypatch.setattr("capsnet.cli._run", fail)
         assert run("list") == status
         assert run("train") == status
     shown = capsys.readouterr().err
@@ -157,6 +157,6 @@ def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*arguments: object, **options: object) -> None:
         raise TypeError("a bug")
 
-    monkeypatch.setattr("capsnet.cli.app", fail)
+    monkeypatch.setattr("capsnet.cli._run", fail)
     with pytest.raises(TypeError, match="a bug"):
         main(["list"])

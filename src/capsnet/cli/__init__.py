@@ -21,7 +21,7 @@ from cyclopts import (
 )
 
 from capsnet import __version__
-from capsnet.machine import keep_memory
+from capsnet.machine import keep_memory, prefer_onednn
 
 
 def _convert(wanted: object, tokens: Sequence[Token]) -> object:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _fail("no word of a command may be empty, as an unset variable is", 2)
     _tell_all(tokens)
     try:
-        status = app(tokens, exit_on_error=False, print_error=False, result_action=_as_status)
+        status = _run(tokens)
         sys.stdout.flush()
     except CycloptsError as error:
         _fail(_describe_mistake(error), 2)
@@ -113,6 +113,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         _fail("interrupted", 128 + signal.SIGINT)
     sys.exit(status)
+
+
+def _run(tokens: Sequence[str]) -> int:
+    """Runs the command that the words ask for and returns its status."""
+    command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
+    if "torch" in sys.modules:  # imported with the command
+        prefer_onednn()
+    result = command(*bound.args, **bound.kwargs)
+    return result if isinstance(result, int) else 0
 
 
 def _tell_all(tokens: Sequence[str]) -> None:
@@ -142,10 +151,6 @@ def describe_os_error(error: OSError) -> str:
     if error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}"
     return error.strerror or str(error)
-
-
-def _as_status(result: object) -> int:
-    return result if isinstance(result, int) else 0
 
 
 def _fail(sentence: str, status: int) -> NoReturn:

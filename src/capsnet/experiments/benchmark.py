@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from capsnet.experiments.workloads import IMPLEMENTATIONS, Implementation, Task, prepare
-from capsnet.machine import keep_memory
+from capsnet.machine import keep_memory, prefer_onednn
 
 Name = TypeVar("Name", bound=str)
 
@@ -76,8 +76,10 @@ def _serve(
 ) -> None:
     """What a worker's process does."""
     torch.set_num_threads(threads)
-    if implementation == "capsnet" and keep:
-        keep_memory()
+    if implementation == "capsnet":
+        prefer_onednn()
+        if keep:
+            keep_memory()
     _load_libraries()
     before = _present_memory()
     work = prepare(task, implementation)
@@ -215,7 +217,7 @@ def measure_tensors(task: Task, *, threads: int) -> dict[Implementation, float]:
 
 def measure_peak(*, repeats: int, threads: int) -> float:
     """Returns the most floating-point operations a second that a large matrix product reaches."""
-    worker = Worker(Task("matmul"), "textbook", threads=threads)
+    worker = Worker(Task("matmul"), "capsnet", threads=threads)
     try:
         return worker.flops / min(worker.run() for _ in range(repeats))
     finally:

@@ -253,7 +253,7 @@ def _settings(need: Need, options: Options, found: Found) -> TrainConfig:
         same = {"preset", "data", "model"}
         copied = {name: value for name, value in to_dict(pattern).items() if name not in same}
         config = override(config, copied | {"seed": 0})
-        free = {name: getattr(pattern.model, name) for name in _free_settings(pattern)}
+        free = {k: v for k, v in asdict(pattern.model).items() if k in _FREE_MODEL_SETTINGS}
         config = replace(config, model=replace(config.model, **free))
     if options.quick:
         config = _miniature(config, options)
@@ -275,10 +275,6 @@ def _placed(config: TrainConfig, need: Need, options: Options) -> TrainConfig:
         device=options.device,
         data=replace(config.data, data_dir=options.data_dir),
     )
-
-
-def _free_settings(config: TrainConfig) -> list[str]:
-    return [name for name in asdict(config.model) if name in _FREE_MODEL_SETTINGS]
 
 
 def _miniature(config: TrainConfig, options: Options) -> TrainConfig:

@@ -28,7 +28,10 @@ from capsnet.functional.routing import (
 # speed, small enough to stay in the cache.
 _BLOCK_IMAGES = 128
 _BLOCK_PARENTS = 16
-_BLOCK_NUMBERS = 1_000_000
+_BLOCK_NUMBERS = 2_000_000
+
+# Blocks of so many capsules, and of multiples, begin where a vector of the processor does.
+_ALIGNED = 16
 
 
 class DenseVotes:
@@ -62,7 +65,8 @@ class DenseVotes:
             max(1, min(len(capsules), _BLOCK_IMAGES)) * min(num_parents, _BLOCK_PARENTS) * in_dim
         )
         num_blocks = ceil(num_capsules * num_at_once / _BLOCK_NUMBERS)
-        sizes = [len(block) for block in torch.arange(num_capsules).chunk(num_blocks)]
+        size = _ALIGNED * ceil(num_capsules / num_blocks / _ALIGNED)
+        sizes = [len(block) for block in torch.arange(num_capsules).split(size)]
         # With the capsules innermost, everything below runs along contiguous memory.
         by_number = capsules.to(weight.dtype).transpose(1, 2)  # (B, D, I)
         by_parent = weight.permute(1, 3, 2, 0)  # (J, E, D, I)
