@@ -27,12 +27,12 @@ Factors: TypeAlias = Iterable[Iterable[Tensor]]
 
 
 def kernel_factors(plan: Plan, weight: Tensor) -> Factors:
-    """Yields the kernel factors of every phase and band, (C, factors, out) each."""
+    """Yields the kernel factors of every phase and band, (factors, C, out) each."""
     by_tap = weight.permute(2, 3, 1, 0)  # (kH, kW, C, out)
     for phase in plan.phases:
         taps = by_tap[phase.row :: plan.stride, phase.column :: plan.stride].flatten(0, 1)
-        taps = taps.transpose(0, 1).contiguous()  # (C, taps, out)
-        yield (matrix.expand(len(taps), -1, -1) @ taps for matrix in phase.taps)
+        factors = torch.cat(phase.taps) @ taps.flatten(1)
+        yield factors.unflatten(1, taps.shape[1:]).split([len(matrix) for matrix in phase.taps])
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def multiply_factors(plan: Plan, tiles: Tensor, kernel: Factors) -> list[Tensor]
     products: list[Tensor] = []
     for index, (data, factors) in enumerate(zip(data_factors(plan, tiles), kernel, strict=True)):
         for band, (left, right) in enumerate(zip(data, factors, strict=True)):
-            left, right = left.transpose(0, 1), right.transpose(0, 1)
+            left = left.transpose(0, 1)
             if not products:
                 products = _new_products(plan, len(tiles), right)
             # The first phase has all factors; others may lack the last of a band, or a band.
@@ -170,7 +170,7 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
         for band, matrix, gradient, right in zip(
             plan.bands, phase.column_data, gradients, factors, strict=False
         ):
-            left = _sum_in_parts(gradient[: len(matrix)], right.permute(1, 2, 0))
+            left = gradient[: len(matrix)] @ right.transpose(1, 2)
             torch.mm(matrix.t(), left.flatten(1), out=values[band].flatten(0, 1))
         target = tiles[:, :, phase.row, :, phase.column].permute(2, 1, 0, 3)
         for column in range(columns):  # a column is small enough for the cache
@@ -178,15 +178,6 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
             target[column, : phase.num_rows] = part.unflatten(1, (num_tiles, channels))
         target[:, phase.num_rows :] = 0
     return tiles.flatten(3, 4).flatten(1, 2)
-
-
-def _sum_in_parts(left: Tensor, right: Tensor, length: int = 64) -> Tensor:
-    """Batched matrix product whose sums are taken in parts: a short sum rounds less."""
-    total = left.new_empty(*left.shape[:2], right.shape[2])
-    for start in range(0, left.shape[2], length):
-        part = slice(start, start + length)
-        torch.baddbmm(total, left[:, :, part], right[:, part], beta=min(start, 1), out=total)
-    return total
 
 
 def weight_gradient(plan: Plan, gradients: list[Tensor], tiles: Tensor) -> Tensor:
