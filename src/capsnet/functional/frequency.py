@@ -187,7 +187,8 @@ def weight_gradient(plan: Plan, gradients: list[Tensor], tiles: Tensor) -> Tenso
     for phase, data in zip(plan.phases, data_factors(plan, tiles), strict=True):
         taps = tiles.new_zeros(channels, phase.taps[0].shape[1], num_outputs)
         for matrix, left, gradient in zip(phase.taps, data, gradients, strict=False):
-            factors = left.permute(1, 2, 0) @ gradient[: len(matrix)]  # (factors, C, out)
+            left = left.transpose(0, 1).contiguous()  # else oneDNN copies it, by single numbers
+            factors = left.transpose(1, 2) @ gradient[: len(matrix)]  # (factors, C, out)
             taps.baddbmm_(matrix.t().expand(channels, -1, -1), factors.transpose(0, 1))
         grid = taps.transpose(0, 1).unflatten(0, phase.tap_grid)
         by_tap[phase.row :: plan.stride, phase.column :: plan.stride] = grid
