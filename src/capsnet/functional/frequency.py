@@ -170,7 +170,7 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
         for band, matrix, gradient, right in zip(
             plan.bands, phase.column_data, gradients, factors, strict=False
         ):
-            left = gradient[: len(matrix)] @ right.transpose(1, 2)
+            left = _sum_in_parts(gradient[: len(matrix)], right.transpose(1, 2))
             torch.mm(matrix.t(), left.flatten(1), out=values[band].flatten(0, 1))
         target = tiles[:, :, phase.row, :, phase.column].permute(2, 1, 0, 3)
         for column in range(columns):  # a column is small enough for the cache
@@ -178,6 +178,15 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
             target[column, : phase.num_rows] = part.unflatten(1, (num_tiles, channels))
         target[:, phase.num_rows :] = 0
     return tiles.flatten(3, 4).flatten(1, 2)
+
+
+def _sum_in_parts(left: Tensor, right: Tensor, length: int = 64) -> Tensor:
+    """Batched matrix product whose sums are taken in parts: a short sum rounds less."""
+    total = left.new_empty(*left.shape[:2], right.shape[2])
+    for start in range(0, left.shape[2], length):
+        part = slice(start, start + length)
+        torch.baddbmm(total, left[:, :, part], right[:, part], beta=min(start, 1), out=total)
+    return total
 
 
 def weight_gradient(plan: Plan, gradients: list[Tensor], tiles: Tensor) -> Tensor:
