@@ -68,8 +68,8 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not machine.keep_memory()
 
 
-def write_cpuinfo(path: Path, *, level: str, flags: str) -> Path:
-    one = f"processor\t: 0\ncpuid level\t: {level}\nwp\t\t: yes\nflags\t\t: {flags}\n\n"
+def write_cpuinfo(path: Path, *, flags: str, level: str = "16", vendor: str = "") -> Path:
+    one = f"vendor_id\t: {vendor}\ncpuid level\t: {level}\nwp\t\t: yes\nflags\t\t: {flags}\n\n"
     path.write_text(one * 2)
     return path
 
@@ -112,12 +112,6 @@ def products() -> Iterator[Any]:
     setting.fp32_precision = before
 
 
-def write_vendor(folder: Path, vendor: str, flags: str) -> Path:
-    path = folder / "info"
-    path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n\n")
-    return path
-
-
 @pytest.mark.parametrize(
     ("vendor", "flags"),
     [
@@ -129,12 +123,13 @@ def write_vendor(folder: Path, vendor: str, flags: str) -> Path:
 def test_other_processors_keep_their_products(
     tmp_path: Path, products: Any, vendor: str, flags: str
 ) -> None:
-    assert not prefer_onednn(write_vendor(tmp_path, vendor, flags))
+    assert not prefer_onednn(write_cpuinfo(tmp_path / "info", vendor=vendor, flags=flags))
     assert products.fp32_precision == "none"
 
 
 def test_products_of_onednn_are_those_of_float32(tmp_path: Path, products: Any) -> None:
-    chosen = prefer_onednn(write_vendor(tmp_path, "AuthenticAMD", "avx512f"))
+    amd = write_cpuinfo(tmp_path / "info", vendor="AuthenticAMD", flags="avx512f")
+    chosen = prefer_onednn(amd)
     assert products.fp32_precision == ("bf16" if chosen else "none")
     torch.manual_seed(0)
     left, right = torch.randn(5, 70, 300), torch.randn(5, 300, 90)
@@ -147,8 +142,9 @@ def test_products_that_round_are_not_preferred(
     tmp_path: Path, products: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounded = torch.eye(64) * (1 - 2**-9)
-    monkeypatch.setattr(torch, "eye", lambda size: rounded)
-    assert not prefer_onednn(write_vendor(tmp_path, "AuthenticAMD", "avx512f"))
+    monkeypatch.setattr(torch, "eye", lambda size, **options: rounded)
+    amd = write_cpuinfo(tmp_path / "info", vendor="AuthenticAMD", flags="avx512f")
+    assert not prefer_onednn(amd)
     assert products.fp32_precision == "none"
 
 

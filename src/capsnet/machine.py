@@ -96,8 +96,8 @@ def prefer_onednn(cpuinfo: Path = _CPUINFO) -> bool:
     if products is None or not hasattr(products, "fp32_precision"):
         return False
     before, products.fp32_precision = products.fp32_precision, "bf16"
-    number = 1 + 2**-20
-    is_exact = bool((torch.full((64, 64), number) @ torch.eye(64) == number).all())
+    number = torch.full((64, 64), 1 + 2**-20, dtype=torch.float32, device="cpu")
+    is_exact = torch.equal(number @ torch.eye(64, dtype=torch.float32, device="cpu"), number)
     if not is_exact:
         products.fp32_precision = before
     return is_exact
