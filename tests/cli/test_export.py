@@ -42,6 +42,19 @@ def test_a_run_becomes_a_file_of_its_name(
     assert program(torch.rand(1, 3, 24, 24))[0].shape == (1, 10)
 
 
+@pytest.mark.parametrize(("format", "suffix"), [("onnx", ".onnx"), ("torch-export", ".pt2")])
+def test_a_file_that_cannot_be_written_is_one_sentence(
+    format: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_weights(tmp_path / "a.safetensors", CapsNet(COLOUR), {})
+    (tmp_path / f".a.partial{suffix}").mkdir()  # in the way of the draft
+    assert (
+        run(tmp_path / "a.safetensors", "--format", format, "--out", tmp_path / f"a{suffix}") == 2
+    )
+    assert capsys.readouterr().err.splitlines()[-1].endswith("Is a directory")
+    assert not (tmp_path / f"a{suffix}").exists()
+
+
 def test_weights_in_half_precision_keep_their_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

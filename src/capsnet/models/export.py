@@ -6,6 +6,7 @@ The exported graph takes images of any batch size and answers with `lengths`, `c
 
 import copy
 import importlib.util
+import io
 import json
 import logging
 import warnings
@@ -148,7 +149,10 @@ def _write_program(
     metadata: Mapping[str, str],
 ) -> None:
     extra = {**metadata, "output_names": json.dumps(names)}
-    torch.export.save(program, path, extra_files=extra)
+    # Into memory first: where PyTorch cannot write a file, it raises what is no OSError, or aborts.
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files=extra)
+    path.write_bytes(content.getbuffer())
 
 
 @torch.no_grad()
