@@ -183,6 +183,13 @@ def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
     assert image[-1].min() == 255
 
 
+def test_metadata_that_are_garbage_are_no_matter(tmp_path: Path) -> None:
+    folder = write_classes(tmp_path / "images", {"a": 2, "b": 2})
+    Image.new("L", (16, 16), 255).save(folder / "a" / "00.png", exif=b"garbage")
+    contents = list_folder(folder, test_fraction=0.5, seed=0)
+    assert load_folder(folder, contents, size=8, num_channels=1)[0].min() == 255
+
+
 def test_a_large_photograph_is_read_without_a_warning(
     animals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

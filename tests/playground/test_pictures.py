@@ -168,6 +168,13 @@ def test_an_upright_image_comes_from_a_turned_file() -> None:
     assert_array_equal(np.asarray(open_image(buffer.getvalue())), np.asarray(stroke()))
 
 
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "JPEG"])
+def test_metadata_that_are_garbage_are_no_matter(format: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("L", (30, 20), 200).save(buffer, format, exif=b"garbage")
+    assert open_image(buffer.getvalue()).size == (30, 20)
+
+
 def test_nothing_but_images_of_a_bounded_size_is_opened() -> None:
     with pytest.raises(ValueError, match="must be one of PNG"):
         open_image(b"\x80\x04K\x01.")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from capsnet.data.storage import find_data_dir
 from capsnet.machine import write_atomically
@@ -268,8 +268,7 @@ def _gather(parts: list[dict[str, list[Path]]], in_test: list[int]) -> ImageFold
 
 def _read_image(path: Path, size: int, num_channels: int) -> UInt8[np.ndarray, "C H W"]:
     with _open_image(path) as image:
-        ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its format
-        return fit_image(image, (num_channels, size, size))
+        return fit_image(turn_upright(image), (num_channels, size, size))
 
 
 @contextmanager
@@ -286,6 +285,17 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
         raise ValueError(f"{path} is no image that can be read: {why}") from None
     except Exception as error:  # Pillow's decoders raise a dozen kinds, down to struct.error
         raise ValueError(f"{path} is no image that can be read: {error}") from error
+
+
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Decodes an image and turns it as its metadata says; garbage there is no matter."""
+    image.load()
+    try:
+        image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # Pillow raises what it likes
+        return image
+    ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its format
+    return image
 
 
 def fit_image(image: Image.Image, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "C H W"]:

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from capsnet.data.folder import FORMATS, as_bytes, fit_image
+from capsnet.data.folder import FORMATS, as_bytes, fit_image, turn_upright
 
 Polarity = Literal["light on dark", "dark on light"]
 
@@ -61,9 +61,7 @@ def open_image(content: bytes, *, max_side: int | None = MAX_SIDE) -> Image.Imag
             if max_side is not None and max(width, height) > max_side:
                 raise ValueError(f"an image must have at most {limit} pixels, got {width}×{height}")
             _check_scans(image, content)
-            image.load()
-            ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its format
-            return image
+            return turn_upright(image)
     except UnidentifiedImageError:
         names = ", ".join(FORMATS)
         raise ValueError(f"an image must be one of {names}; this is none, or damaged") from None
