@@ -81,7 +81,8 @@ def prefer_onednn(cpuinfo: Path = _CPUINFO) -> bool:
     AVX-512 alone and takes twice the time of oneDNN. PyTorch asks oneDNN only if products may be
     rounded to bfloat16, which oneDNN does on Intel's AMX tiles alone; where there are none the
     results have the precision of float32. A product that rounding would spoil is tried first.
-    Elsewhere, and before PyTorch 2.9, nothing changes.
+    Elsewhere, and before PyTorch 2.9, nothing changes. `torch.get_float32_matmul_precision()` then
+    raises, as PyTorch has no word for this setting, and its counterpart to set it takes it back.
 
     >>> prefer_onednn(Path("a machine that tells nothing"))
     False

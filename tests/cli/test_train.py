@@ -13,8 +13,11 @@ from PIL import Image
 from shipped import require_weights
 from torch.testing import assert_close
 
+from capsnet import CapsNet, CapsNetConfig
 from capsnet.cli import main
-from capsnet.models.weights import WEIGHTS, read_tensors
+from capsnet.models.weights import WEIGHTS, read_tensors, save_weights
+from capsnet.training import configure
+from capsnet.training.config import to_dict
 from capsnet.training.records import list_checkpoints, read_json
 
 SMALL = [
@@ -78,6 +81,16 @@ def test_closing_lines_say_what_where_and_what_next(capsys: pytest.CaptureFixtur
     assert "(paper: 0.25%, Table 1" in shown.out
     assert "in runs/mnist-seed0; next: capsnet evaluate runs/mnist-seed0" in shown.out
     assert "step 8/8" in shown.err
+
+
+def test_evaluate_names_the_weights_whose_settings_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"config": {**to_dict(configure("mnist")), "colour": "red"}}
+    narrow = CapsNetConfig(conv_channels=4, primary_types=2, decoder=False)
+    save_weights(tmp_path / "a.safetensors", CapsNet(narrow), record)
+    assert run("evaluate", str(tmp_path / "a.safetensors")) == 2
+    assert "a.safetensors has settings of another version: " in capsys.readouterr().err
 
 
 def test_evaluate_lists_wrong_examples_and_takes_ensembles(

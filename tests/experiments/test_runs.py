@@ -29,8 +29,8 @@ from capsnet.experiments.runs import (
 )
 from capsnet.experiments.tables import describe_budget
 from capsnet.experiments.trained import Trained
-from capsnet.models import CapsNet
-from capsnet.models.weights import list_weights
+from capsnet.models import CapsNet, CapsNetConfig
+from capsnet.models.weights import list_weights, save_weights
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import to_dict
 from capsnet.training.records import read_json, write_json
@@ -716,6 +716,13 @@ def test_a_figure_of_a_network_without_a_test_error_can_be_reported(tmp_path: Pa
     write_report(results=tmp_path / "out", docs=tmp_path / "docs", readme=None)
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "| test error of the network shown | 0.25 % | not run yet |" in page
+
+
+def test_weights_that_say_nothing_of_their_training_can_be_shown(tmp_path: Path) -> None:
+    bare = tmp_path / "bare.safetensors"
+    save_weights(bare, CapsNet(CapsNetConfig(**TINY)), {})  # type: ignore[arg-type]
+    done = reproduce("fig3", Options(weights=(str(bare),), out=tmp_path / "out"))
+    assert done.result.exists()
 
 
 def test_network_of_other_data_is_refused_by_name(tmp_path: Path) -> None:

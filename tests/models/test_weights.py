@@ -141,7 +141,7 @@ def test_weights_that_do_not_fit_their_config_are_refused_before_memory_is_taken
     huge = {**weights.config_to_dict(SMALL), "conv_channels": 10**9}
     weights.write_tensors(path, tensors, {"model": huge})
     with pytest.raises(
-        ValueError, match=r"stored weight conv\.weight must have shape \(1000000000"
+        ValueError, match=r"a\.safetensors: stored weight conv\.weight must have shape \(1000000000"
     ):
         weights.load_weights(path)
     beyond = {"kind": "cnn", "hidden_sizes": [2**31, 2**31]}

@@ -21,10 +21,10 @@ from capsnet.models.export import SUFFIXES, Format, export_model
 from capsnet.models.weights import WEIGHTS, save_weights
 from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.pictures import prepare_image, to_bytes
-from capsnet.training import TrainConfig, load_model_and_record
 from capsnet.training import evaluate as evaluate_models
-from capsnet.training.checkpoint import has_same_files
-from capsnet.training.config import check_count, from_dict
+from capsnet.training import load_model_and_record
+from capsnet.training.checkpoint import has_same_files, recorded_config
+from capsnet.training.config import check_count
 from capsnet.training.evaluation import check_origin
 from capsnet.training.processes import find_device
 from capsnet.training.progress import choose_reporter
@@ -75,7 +75,9 @@ def evaluate(
         if (Path(source) / WEIGHTS).exists():
             for complaint in damaged_files(Path(source)).values():
                 print(f"capsnet: {complaint}", file=sys.stderr)
-    configs = [_settings(record) for _, record in loaded]
+    configs = [
+        recorded_config(record, source) for source, (_, record) in zip(models, loaded, strict=True)
+    ]
     trained = configs[0]
     data = trained.data if trained is not None else DataConfig()
     if dataset is not None and dataset != data.name:
@@ -131,12 +133,6 @@ def evaluate(
         them = "them" if num_listed == evaluation.num_errors else f"the first {num_listed:,}"
         print(f"  and {evaluation.num_errors - MAX_SHOWN:,} more (--json lists {them})")
     return 0
-
-
-def _settings(record: Mapping[str, object]) -> TrainConfig | None:
-    """The settings that a network was trained with, if its record has them."""
-    stored = record.get("config")
-    return from_dict(stored) if isinstance(stored, dict) else None
 
 
 def _check_files(source: str, record: Mapping[str, object], learned: Split, tested: Split) -> None:

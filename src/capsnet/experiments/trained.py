@@ -10,6 +10,7 @@ from capsnet.machine import file_digest
 from capsnet.models import Model
 from capsnet.models.weights import WEIGHTS, list_weights, load_weights
 from capsnet.training import TrainConfig
+from capsnet.training.checkpoint import recorded_config
 from capsnet.training.config import from_dict
 from capsnet.training.records import LOG
 
@@ -43,11 +44,7 @@ class Trained:
     @property
     def config(self) -> TrainConfig | None:
         """The settings of the run; None for weights without them."""
-        stored = self.record.get("config")
-        try:
-            return from_dict(stored) if isinstance(stored, dict) else None
-        except ValueError as error:
-            raise ValueError(f"{self.source} has settings of another version: {error}") from None
+        return recorded_config(self.record, self.source)
 
     @property
     def seed(self) -> int | None:
@@ -135,6 +132,8 @@ class Trained:
     def parts(self) -> tuple[str, ...]:
         """Length, optimiser and rate of each part of a training that continued another."""
         records = list_parts(self.record)
+        if len(records) < 2:
+            return ()
         ends = [int(str(record["steps"])) for record in records]
         parts = []
         for record, start, end in zip(records, (0, *ends), ends, strict=False):
@@ -142,7 +141,7 @@ class Trained:
             schedule = "" if config.schedule == "cosine" else f", {config.schedule} schedule"
             rate = f"{config.optimiser} at {config.learning_rate:g}{schedule}"
             parts.append(f"{end - start:,} steps with {rate}")
-        return tuple(parts) if len(parts) > 1 else ()
+        return tuple(parts)
 
     def describe_parts(self) -> str | None:
         """One sentence on training in parts; None where there was one."""

@@ -57,7 +57,10 @@ def load_weights(path: Path) -> tuple[Model, dict[str, object]]:
     stored = record.get("model")
     if not isinstance(stored, dict):
         raise ValueError(f"{path} holds no network: its record has no config under 'model'")
-    return model_from_tensors(config_from_dict(stored), tensors), record
+    try:
+        return model_from_tensors(config_from_dict(stored), tensors), record
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def find_weights(source: str | Path) -> Path:

@@ -362,6 +362,15 @@ def load_model_and_record(source: str | Path) -> tuple[Model, dict[str, object]]
     return model_from_tensors(config_from_dict(config), _strip(tensors, prefix)), record
 
 
+def recorded_config(record: Mapping[str, object], source: str) -> TrainConfig | None:
+    """The settings that a record has of its training, if any; a ValueError names the source."""
+    stored = record.get("config")
+    try:
+        return from_dict(stored) if isinstance(stored, dict) else None
+    except ValueError as error:
+        raise ValueError(f"{source} has settings of another version: {error}") from None
+
+
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors of one group by their names within it."""
     return {

@@ -8,12 +8,11 @@ import torch
 from capsnet.data import DataConfig, Split, iterate_batches, load_split, num_steps
 from capsnet.machine import file_digest
 from capsnet.models.weights import find_weights, load_weights
-from capsnet.training.checkpoint import Earlier, check_same_data
+from capsnet.training.checkpoint import Earlier, check_same_data, recorded_config
 from capsnet.training.config import (
     TrainConfig,
     differing_fields,
     fit_to_images,
-    from_dict,
     total_steps,
 )
 from capsnet.training.evaluation import check_fit, check_origin
@@ -95,13 +94,12 @@ def _load_earlier(config: TrainConfig, split: Split, *, run: Path | None) -> Ear
     if run is not None and path.resolve().parent == run.resolve():
         raise ValueError(f"{run} holds what the run continues; --out gives it another directory")
     model, record = load_weights(path)
+    before = recorded_config(record, source)
+    told = {**record, "config": before}
     for name in ("config", "steps", "seconds", "class_names", "data"):
-        if record.get(name) is None:
+        if told.get(name) is None:
             raise ValueError(f"{source} does not say its {name}, so no run can continue it")
-    try:
-        before = from_dict(cast(dict[str, object], record["config"]))
-    except ValueError as error:
-        raise ValueError(f"{source} has settings of another version: {error}") from None
+    assert before is not None
     for name, (old, new) in differing_fields(before, config).items():
         if name.partition(".")[0] in _SHARED:
             raise ValueError(
