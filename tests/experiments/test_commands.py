@@ -12,8 +12,9 @@ from made_up_runs import TINY, write_run
 from PIL import Image
 
 from capsnet.experiments.catalogue import EXPERIMENTS, Reproduced, reproduce
-from capsnet.experiments.runs import Options, open_source
+from capsnet.experiments.runs import Options
 from capsnet.experiments.tables import _learning_curves
+from capsnet.experiments.trained import open_source
 from capsnet.training import TrainingStopped
 from capsnet.training.progress import Reporter
 from capsnet.training.records import read_json
@@ -186,7 +187,8 @@ def test_a_network_of_the_users_choice_replaces_no_result_unasked(
     options = tiny(runs, tmp_path)
     done = reproduce("fig3", options, reporter=Silent())
     before = done.result.read_bytes()
-    own = {"weights": (str(runs / "quick" / "mnist-seed0"),), "num_examples": 39}
+    source = str(runs / "quick" / "mnist-seed0")
+    own = {"weights": (source,), "num_examples": 39, "steps": None}
     other = Options(**(vars(options) | own))
     with pytest.raises(
         ValueError, match=r"other networks, options or data; another folder \(--out\)"

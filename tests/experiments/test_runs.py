@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,23 +13,22 @@ from shipped import require_weights
 from torch import Tensor
 
 from capsnet.data import Split
-from capsnet.experiments.catalogue import find_experiment, reproduce
+from capsnet.experiments.catalogue import EXPERIMENTS, find_experiment, reproduce
 from capsnet.experiments.claims import _measure_widths
 from capsnet.experiments.iterations import routing_convergence
+from capsnet.experiments.outcome import Outcome
 from capsnet.experiments.report import _machines, write_report
 from capsnet.experiments.runs import (
-    Found,
     Need,
     Options,
     _settings,
     are_comparable,
     describe_difference,
-    gather,
-    open_source,
-    recorded_runs,
+    plan,
+    train_planned,
 )
-from capsnet.experiments.tables import describe_budget
-from capsnet.experiments.trained import Trained
+from capsnet.experiments.tables import TABLE1, describe_budget
+from capsnet.experiments.trained import Found, Say, Trained, open_source, recorded_runs
 from capsnet.models import CapsNet, CapsNetConfig
 from capsnet.models.weights import list_weights, save_weights
 from capsnet.training import TrainConfig, configure
@@ -38,7 +38,11 @@ from capsnet.training.records import read_json, write_json
 
 def look(runs: Path, *needs: Need, **options: object) -> Found:
     chosen = Options(runs=runs, train=False, **options)  # type: ignore[arg-type]
-    return gather(needs, chosen, lambda text: None, None)
+    return plan(needs, chosen, lambda text: None)
+
+
+def gather(needs: Sequence[Need], options: Options, say: Say = lambda text: None) -> Found:
+    return train_planned(plan(needs, options, say), options, say, None)
 
 
 def sources(found: Found, role: str) -> list[str]:
@@ -132,7 +136,7 @@ def test_a_damaged_run_is_left_out_aloud(tmp_path: Path) -> None:
     record.write_text(record.read_text().replace("0.1", "0.2"))
     said: list[str] = []
     needs = (MNIST, Need("baseline", "mnist-cnn"))
-    found = gather(needs, Options(runs=tmp_path, train=False), said.append, None)
+    found = plan(needs, Options(runs=tmp_path, train=False), said.append)
     assert sources(found, "capsnet") == ["good"]
     assert len(said) == 1  # not once for each of them
     assert "bad/result.json is damaged" in said[0]
@@ -146,7 +150,7 @@ def test_a_run_of_another_version_is_left_out_aloud(tmp_path: Path) -> None:
     assert isinstance(config, dict)
     write_json(other, {**record, "config": {**config, "momentum": 0.9}})
     said: list[str] = []
-    found = gather((MNIST,), Options(runs=tmp_path, train=False), said.append, None)
+    found = plan((MNIST,), Options(runs=tmp_path, train=False), said.append)
     assert sources(found, "capsnet") == ["good"]
     assert "other has settings of another version" in said[0]
 
@@ -295,21 +299,74 @@ def test_a_trial_that_only_the_result_knows_of_is_not_dropped(tmp_path: Path) ->
 def test_training_anew_drops_no_longer_run_that_only_the_result_knows_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trained: list[str] = []
+
     def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
-        write_run(folder, config.preset, error=0.4, steps=10, others={"affnist": 0.5})
+        trained.append(folder.name)
+        write_run(folder, config.preset, error=0.4, steps=4 * 468, others={"affnist": 0.5})
 
     monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
     options = Options(runs=tmp_path / "runs", out=tmp_path)
     for preset in ("affnist", "affnist-cnn"):
-        write_run(options.runs / preset, preset, error=0.01, others={"affnist": 0.2})
+        write_run(options.runs / preset, preset, error=0.01, steps=2000, others={"affnist": 0.2})
     first = reproduce("affnist", options)
     known = first.result.read_bytes()
     shutil.rmtree(options.runs)
     with pytest.raises(ValueError, match=r"is all that is here of .*affnist, which this would"):
         reproduce("affnist", options)
     assert first.result.read_bytes() == known
-    assert (options.runs / "affnist-seed0").exists()  # nor is what was trained
-    assert reproduce("affnist", replace(options, overwrite=True)).is_new
+    assert trained == []  # no hours for a result that would not be written
+    assert reproduce("affnist", replace(options, epochs=5)).is_new
+    assert trained == ["affnist-seed0", "affnist-cnn-seed0"]
+
+
+def test_one_run_does_not_stand_for_the_several_of_a_result(tmp_path: Path) -> None:
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False)
+    runs = [
+        write_run(options.runs / f"{seed}", "svhn", error=0.3, seed=seed, steps=10**6)
+        for seed in (0, 1)
+    ]
+    recorded = [open_source(str(run)).to_dict("svhn") for run in runs]
+    write_json(tmp_path / "svhn.json", {"rows": [], "runs": recorded})
+    known = (tmp_path / "svhn.json").read_bytes()
+    shutil.rmtree(runs[0])
+    with pytest.raises(ValueError, match=r"is all that is here of .*runs/0, which this would"):
+        reproduce("svhn", options)
+    assert (tmp_path / "svhn.json").read_bytes() == known
+
+
+def test_a_damaged_result_is_not_replaced_unasked(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", "mnist", error=0.002)
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False)
+    result = reproduce("table1", options).result
+    result.write_text(result.read_text().replace("0.002", "0.001"))
+    damaged = result.read_bytes()
+    with pytest.raises(ValueError, match=r"table1\.json is damaged: .*; --overwrite replaces it"):
+        reproduce("table1", options)
+    assert result.read_bytes() == damaged
+    assert reproduce("table1", replace(options, overwrite=True)).is_new
+
+
+def test_no_number_is_replaced_by_none_or_by_that_of_fewer_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "runs" / "a", "mnist", error=0.002, steps=500)
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False)
+    result = reproduce("table1", options).result
+    known = result.read_bytes()
+    (tmp_path / "table1.png").unlink()  # so that it is measured again
+    rows = list(TABLE1)
+    for values, count, message in (
+        ((), None, "has the number for 'MNIST: CapsNet, 3 iterations, reconstruction', which"),
+        ((0.001,), 50, "reconstruction' on 10,000 examples, this would on 50"),
+    ):
+        rows[4] = replace(TABLE1[4], values=values, num_examples=count)
+        outcome = Outcome(tuple(rows), pictures={})
+        other = replace(find_experiment("table1"), measure=lambda *_, made=outcome: made)
+        monkeypatch.setitem(EXPERIMENTS, "table1", other)
+        with pytest.raises(ValueError, match=message):
+            reproduce("table1", options)
+        assert result.read_bytes() == known
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig4", "fig5", "svhn"])
@@ -333,19 +390,19 @@ def test_shipped_weights_are_the_run_whose_result_is_recorded(name: str, tmp_pat
 def test_commit_of_a_measurement_is_that_of_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gather_slowly(*arguments: Any) -> Found:
+    def train_slowly(*arguments: Any) -> Found:
         monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "after")
-        return gather(*arguments)
+        return train_planned(*arguments)
 
     write_run(tmp_path / "runs" / "a", "mnist", error=0.002)
     monkeypatch.setattr("capsnet.training.records.find_commit", lambda: "before")
-    monkeypatch.setattr("capsnet.experiments.catalogue.gather", gather_slowly)
+    monkeypatch.setattr("capsnet.experiments.catalogue.train_planned", train_slowly)
     done = reproduce("table1", Options(runs=tmp_path / "runs", out=tmp_path, train=False))
     assert done.record["commit"] == "before"
 
 
 def test_recorded_runs_count_neither_for_training_nor_where_weights_are_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     run = read_json(write_run(tmp_path / "a", "mnist", error=0.002) / "result.json")
     said: list[str] = []
@@ -355,17 +412,12 @@ def test_recorded_runs_count_neither_for_training_nor_where_weights_are_needed(
     shutil.rmtree(tmp_path / "a")
 
     by_record, idle = replace(MNIST, by_record=True), Options(runs=tmp_path, train=False)
-    assert gather([by_record], idle, said.append, None, recorded) == recorded
+    assert plan([by_record], idle, said.append, recorded) == recorded
     with pytest.raises(ValueError, match="there is no finished run"):
-        gather([MNIST], idle, said.append, None, recorded)
+        plan([MNIST], idle, said.append, recorded)
 
-    def pretend(config: TrainConfig, folder: Path, **options: object) -> None:
-        write_run(folder, "mnist", error=0.1, seed=config.seed)
-
-    monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
-    found = gather([by_record], replace(idle, train=True), said.append, None, recorded)
-    assert [run.seed for run in found["capsnet"]] == [0, 1, 2]
-    assert "elsewhere" not in sources(found, "capsnet")
+    found = plan([by_record], replace(idle, train=True), said.append, recorded)
+    assert sources(found, "capsnet") == ["mnist-seed0", "mnist-seed1", "mnist-seed2"]
 
 
 def test_a_recorded_run_of_another_version_is_left_out_aloud(tmp_path: Path) -> None:
@@ -498,13 +550,22 @@ def test_runs_of_equal_parts_are_compared_and_others_are_not(tmp_path: Path) -> 
     assert not are_comparable(mnist, norecon)
 
 
-def test_nothing_is_trained_to_stand_beside_a_run_in_parts(tmp_path: Path) -> None:
+def test_no_trial_is_trained_to_stand_beside_a_run_in_parts(tmp_path: Path) -> None:
     write_part(tmp_path / "on", "mnist", error=0.003)
     said: list[str] = []
-    needs = [Need("mnist", "mnist"), Need("r1", "mnist-r1", like="mnist")]
-    found = gather(needs, Options(runs=tmp_path, trials=2), said.append, None)
-    assert [len(found[role]) for role in ("mnist", "r1")] == [1, 0]
-    assert said[1] == f"r1 is not trained: {tmp_path / 'on'} was trained in parts"
+    found = plan([MNIST], Options(runs=tmp_path), said.append)
+    assert sources(found, "capsnet") == ["on"]
+    assert said == [f"capsnet is not trained: {tmp_path / 'on'} was trained in parts"]
+
+
+def test_a_run_in_parts_is_no_pattern_for_others_to_be_compared_with(tmp_path: Path) -> None:
+    write_part(tmp_path / "on", "mnist", error=0.003)
+    needs = Need("mnist", "mnist"), Need("r1", "mnist-r1", like="mnist")
+    found = plan(needs, Options(runs=tmp_path), lambda text: None)
+    assert [sources(found, role) for role in found] == [["mnist-seed0"], ["mnist-r1-seed0"]]
+    assert sources(look(tmp_path, *needs), "mnist") == ["on"]  # the only one there is
+    write_run(tmp_path / "whole", "mnist", error=0.004, steps=500)
+    assert sources(look(tmp_path, *needs), "mnist") == ["whole"]
 
 
 def test_a_length_in_epochs_leaves_runs_given_in_steps_alone(tmp_path: Path) -> None:
@@ -528,9 +589,9 @@ def test_missing_trials_are_trained_as_those_found_but_with_the_user_s_folder(
 
     monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
     options = Options(runs=tmp_path, trials=2, data_dir=Path("new"), threads=1)
-    gather([Need("svhn", "svhn")], options, lambda text: None, None)
+    gather([Need("svhn", "svhn")], options)
     more = replace(options, trials=3, threads=None)
-    gather([Need("svhn", "svhn", curve="kept")], more, lambda text: None, None)
+    gather([Need("svhn", "svhn", curve="kept")], more)
     settings = [
         (each.steps, each.data.data_dir, each.threads, each.evaluate_every) for each in trained
     ]
@@ -550,9 +611,9 @@ def test_a_finished_run_that_lost_its_weights_is_trained_again_beside_it(
 
     monkeypatch.setattr("capsnet.experiments.runs.train", pretend)
     options = Options(runs=tmp_path, steps=1000)
-    gather([Need("svhn", "svhn")], options, lambda text: None, None)
+    gather([Need("svhn", "svhn")], options)
     (tmp_path / "svhn-seed0" / "weights.safetensors").unlink()
-    gather([Need("svhn", "svhn")], options, lambda text: None, None)
+    gather([Need("svhn", "svhn")], options)
     assert folders == ["svhn-seed0", "svhn-2-seed0"]
 
 
@@ -639,6 +700,9 @@ def test_a_result_on_affnist_is_made_anew_when_its_author_s_files_have_come(
         ("fig5", {"epochs": 5}, "epochs"),
         ("fig3", {"digits": (3,)}, "digits"),
         ("fig3", {"quick": True, "epochs": 5}, "epochs"),
+        ("fig4", {"trials": 2}, "trials"),
+        *(("fig3", {"weights": ("mnist",), name: 2}, name) for name in ("epochs", "trials")),
+        ("fig5", {"weights": ("multimnist",), "steps": 2}, "steps"),
         *(
             (name, {"num_examples": 5}, "num-examples")
             for name in ("table1", "fig3", "fig4", "figA2", "svhn")

@@ -1,7 +1,7 @@
 """Every table and figure of the paper: what it needs, what it costs, and how it is made."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +11,8 @@ from capsnet.checks import unknown_name
 from capsnet.data import load_split
 from capsnet.experiments import claims, digits, iterations, overlap, tables
 from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
-from capsnet.experiments.runs import (
-    Found,
-    Need,
-    Options,
-    Say,
-    describe_difference,
-    gather,
-    recorded_runs,
-)
-from capsnet.experiments.trained import Trained
+from capsnet.experiments.runs import Need, Options, describe_difference, plan, train_planned
+from capsnet.experiments.trained import Found, Say, Trained, recorded_runs
 from capsnet.training import configure
 from capsnet.training.progress import Reporter
 from capsnet.training.records import describe_environment, write_json
@@ -186,31 +178,30 @@ def reproduce(
     results = options.out or Path("results")
     images = options.out or (results if options.quick else Path("docs/images"))
     result = results / f"{prefix}{name}.json"
-    stored = read_result(result)
+    stored = read_result(result, keep=not options.overwrite)
     recorded = recorded_runs(stored, say)
-    found = gather(experiment.needs, options, say, reporter, recorded)
-    _check_data(experiment, found)
-    inputs = _inputs(found, options, recorded)
-    is_current = (
-        stored is not None
-        and stored.get("inputs") == inputs
-        and _is_of_data(stored, experiment, options)
-    )
-    if stored is not None and is_current and not options.overwrite:
-        names = stored["pictures"]
-        assert isinstance(names, list)
-        pictures = tuple(images / str(each) for each in names)
-        if all(picture.exists() for picture in pictures):
-            return Reproduced(stored, result, pictures, is_new=False)
-    elif stored is not None and options.weights and not options.overwrite:
-        raise ValueError(
-            f"{result} was obtained with other networks, options or data; "
-            "another folder (--out) keeps it, --overwrite replaces it"
-        )
-    elif stored is not None and not options.overwrite:
-        _check_kept(experiment, found, recorded, result)
+    planned = plan(experiment.needs, options, say, recorded)
+    _check_data(experiment, planned)
+    if stored is not None and not options.overwrite:
+        is_current = stored.get("inputs") == _inputs(planned, options, recorded)
+        if is_current and _is_of_data(stored, experiment, options):
+            names = stored["pictures"]
+            assert isinstance(names, list)
+            pictures = tuple(images / str(each) for each in names)
+            if all(picture.exists() for picture in pictures):
+                return Reproduced(stored, result, pictures, is_new=False)
+        elif options.weights:
+            raise ValueError(
+                f"{result} was obtained with other networks, options or data; "
+                "another folder (--out) keeps it, --overwrite replaces it"
+            )
+        else:
+            _check_runs_kept(experiment, planned, recorded, result)  # before hours of training
+    found = train_planned(planned, options, say, reporter)
     started = time.monotonic()
     outcome = experiment.measure(found, options)
+    if stored is not None and not options.overwrite:
+        _check_rows_kept(outcome.rows, stored, result)
     drawn = {f"{prefix}{name}{ending}.png": draw for ending, draw in outcome.pictures.items()}
     for file, draw in drawn.items():
         draw(images / file)
@@ -228,7 +219,7 @@ def reproduce(
         **environment,
         "details": dict(outcome.details),
         "pictures": list(drawn),
-        "inputs": inputs,
+        "inputs": _inputs(found, options, recorded),
     }
     results.mkdir(parents=True, exist_ok=True)
     write_json(result, record)
@@ -238,9 +229,12 @@ def reproduce(
 def _check_used(experiment: Experiment, options: Options) -> None:
     """Raises a ValueError for an option that would make no difference."""
     configs = [configure(need.preset, need.changes) for need in experiment.needs]
+    is_searched = not options.weights  # or trained: what is given by name has its length
     is_used = {
-        "epochs": not options.quick and any(config.epochs for config in configs),
-        "steps": options.quick or any(config.steps for config in configs),
+        "trials": options.trials == 1
+        or (is_searched and any(need.most != 1 for need in experiment.needs)),
+        "epochs": is_searched and not options.quick and any(config.epochs for config in configs),
+        "steps": is_searched and (options.quick or any(config.steps for config in configs)),
         "digits": experiment.name == "fig4",
         "num_examples": options.quick or experiment.counts_examples,
     }
@@ -248,17 +242,19 @@ def _check_used(experiment: Experiment, options: Options) -> None:
         if getattr(options, option) and not used:
             miniature = "the miniature of " if options.quick else ""
             flag = option.replace("_", "-")
-            raise ValueError(f"--{flag} makes no difference to {miniature}{experiment.name}")
+            given = " from --weights" if options.weights else ""
+            raise ValueError(f"--{flag} makes no difference to {miniature}{experiment.name}{given}")
 
 
-def _check_kept(experiment: Experiment, found: Found, recorded: Found, result: Path) -> None:
+def _check_runs_kept(experiment: Experiment, found: Found, recorded: Found, result: Path) -> None:
     """Raises a ValueError if this would drop a run that only the result knows of."""
     for need in experiment.needs:
-        for run in recorded.get(need.role, []):
+        runs = recorded.get(need.role, [])
+        for run in runs:
+            any_will_do = len(runs) == 1 and not need.by_record  # one network is shown
             is_kept = any(
                 each.is_same_training(run)
-                # Made again; where one network is shown, any will do.
-                or ((each.seed == run.seed or not need.by_record) and _is_as_long(each, run))
+                or ((each.seed == run.seed or any_will_do) and _is_as_long(each, run))
                 for each in found[need.role]
             )
             if not is_kept and not run.is_here:
@@ -269,7 +265,30 @@ def _check_kept(experiment: Experiment, found: Found, recorded: Found, result: P
 
 
 def _is_as_long(run: Trained, other: Trained) -> bool:
-    return (run.steps or 0) >= (other.steps or 0)
+    if run.steps is None:  # planned, and given in epochs
+        return (run.epochs or 0) >= (other.epochs or 0)
+    return run.steps >= (other.steps or 0)
+
+
+def _check_rows_kept(rows: Sequence[Row], stored: Mapping[str, object], result: Path) -> None:
+    """Raises a ValueError if a number would go, or would be one of fewer examples."""
+    new = {row.label: row for row in rows}
+    known = stored["rows"]
+    assert isinstance(known, list)
+    for old in known:
+        row = new.get(old["label"])
+        if row is None or not old["values"]:
+            continue
+        count, examples = old["num_examples"] or 0, row.num_examples or 0
+        if not row.values:
+            loss = f"has the number for {row.label!r}, which this would leave out"
+        elif row.num_examples is not None and examples < count:
+            loss = f"measured {row.label!r} on {count:,} examples, this would on {examples:,}"
+        else:
+            continue
+        raise ValueError(
+            f"{result} {loss}; another folder (--out) keeps it, --overwrite replaces it"
+        )
 
 
 def _check_data(experiment: Experiment, found: Found) -> None:

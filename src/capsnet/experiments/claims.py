@@ -21,7 +21,7 @@ from capsnet.experiments.digits import (
     turn_dimensions,
 )
 from capsnet.experiments.outcome import Outcome, Row, fill
-from capsnet.experiments.runs import Found, Need, Options, are_comparable
+from capsnet.experiments.runs import Need, Options, are_comparable
 from capsnet.experiments.tables import (
     describe_budget,
     find_dataset,
@@ -30,7 +30,7 @@ from capsnet.experiments.tables import (
     make_dot,
     wrap,
 )
-from capsnet.experiments.trained import Trained
+from capsnet.experiments.trained import Found, Trained
 from capsnet.models import CapsNet
 
 

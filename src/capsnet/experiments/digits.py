@@ -12,8 +12,8 @@ from torch import Tensor
 from capsnet.data import Split, load_split
 from capsnet.experiments import figures
 from capsnet.experiments.outcome import Outcome, Row, fill
-from capsnet.experiments.runs import Found, Options
-from capsnet.experiments.trained import Trained
+from capsnet.experiments.runs import Options
+from capsnet.experiments.trained import Found, Trained
 from capsnet.models import CapsNet
 from capsnet.training.evaluation import WrongExample, check_models
 

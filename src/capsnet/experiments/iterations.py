@@ -5,8 +5,8 @@ import numpy as np
 from capsnet.experiments import figures, plots
 from capsnet.experiments.digits import load_test
 from capsnet.experiments.outcome import Outcome, Row, fill
-from capsnet.experiments.runs import Found, Need, Options
-from capsnet.experiments.trained import Trained
+from capsnet.experiments.runs import Need, Options
+from capsnet.experiments.trained import Found, Trained
 from capsnet.models import CapsNet
 from capsnet.training.evaluation import check_models, routing_changes
 

@@ -105,11 +105,15 @@ class Outcome:
     """Further numbers, of JSON's types."""
 
 
-def read_result(path: Path) -> dict[str, object] | None:
-    """The result in a file; None if there is none or it is damaged."""
+def read_result(path: Path, *, keep: bool) -> dict[str, object] | None:
+    """The result in a file; None if there is none, or it is damaged and is not to be kept."""
     try:
         return read_json(path)
-    except (OSError, ValueError):
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        if keep:
+            raise ValueError(f"{error}; --overwrite replaces it") from None
         return None
 
 

@@ -12,7 +12,8 @@ from capsnet.data import Split, load_split
 from capsnet.experiments import figures
 from capsnet.experiments.digits import open_capsnet
 from capsnet.experiments.outcome import Outcome, Row, fill
-from capsnet.experiments.runs import Found, Options
+from capsnet.experiments.runs import Options
+from capsnet.experiments.trained import Found
 from capsnet.models import CapsNet
 
 #: Intensities from which on a pixel may count as a digit's; training pairs decide which.

@@ -1,23 +1,29 @@
 """The trained networks that an experiment needs: found among finished runs, shipped, or trained."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Literal
 
 from capsnet.data import DataConfig
-from capsnet.experiments.trained import Trained
-from capsnet.machine import file_digest
+from capsnet.experiments.trained import (
+    Found,
+    Say,
+    Trained,
+    finished_runs,
+    open_run,
+    open_source,
+    open_weights,
+)
 from capsnet.models import CapsNetConfig
-from capsnet.models.weights import WEIGHTS, find_weights, list_weights, read_tensors
+from capsnet.models.weights import WEIGHTS, list_weights
 from capsnet.training import TrainConfig, configure, train
 from capsnet.training.config import check_count, differing_fields, from_dict, override, to_dict
 from capsnet.training.progress import Reporter
 from capsnet.training.records import CONFIG, RESULT, read_json
 
-Say = Callable[[str], None]
 _Differences = tuple[tuple[str, str], ...]
 
 #: Settings of the network that leave the paper's architecture as it is.
@@ -133,17 +139,13 @@ class Options:
         return self.num_examples or (min(full, _QUICK_EXAMPLES) if self.quick else full)
 
 
-Found = dict[str, list[Trained]]
-
-
-def gather(
+def plan(
     needs: Sequence[Need],
     options: Options,
     say: Say,
-    reporter: Reporter | None,
     recorded: Mapping[str, Sequence[Trained]] | None = None,
 ) -> Found:
-    """The networks that an experiment needs, by role; trains what is not there if it may.
+    """The networks that an experiment needs, by role: those that are there, and those to train.
 
     Of several finished runs of a preset, shipped weights among them, those with most images seen
     are taken, all trials with the same settings. No test error is ever looked at for it.
@@ -160,22 +162,23 @@ def gather(
         usable = list(finished)
         shipped = need.shipped or ""
         if shipped in list_weights():  # by its file: a folder here may have the same name
-            usable.append(_open_weights(shipped, list_weights()[shipped]))
+            usable.append(open_weights(shipped, list_weights()[shipped]))
         if recorded and each.by_record and not options.train:
             usable += [run for run in recorded.get(need.role, []) if run.metrics]
-        runs = _choose(usable, wanted, need, options)
+        # Others are trained in one part, so only such a run can be what they are compared with.
+        is_pattern = any(other.like == need.role for other in needs)
+        runs = _choose(usable, wanted, need, options, whole=is_pattern)
+        if not runs and is_pattern and not options.train:
+            runs = _choose(usable, wanted, need, options)
         if options.train:
             settings = _placed((runs[0].config if runs else None) or wanted, need, options)
             num_missing = max(0, _num_trials(need, options) - len(runs))
-            pattern = runs or found.get(need.like or "", [])
-            if num_missing and pattern and pattern[0].parts:
-                say(f"{need.role} is not trained: {pattern[0].source} was trained in parts")
+            if num_missing and runs and runs[0].parts:
+                say(f"{need.role} is not trained: {runs[0].source} was trained in parts")
                 num_missing = 0
             used = {run.seed for run in runs}
             unused = (seed for seed in count() if seed not in used)
-            for seed in islice(unused, num_missing):
-                runs.append(_train(replace(settings, seed=seed), need, options, say, reporter))
-                finished.append(runs[-1])
+            runs += [_planned(replace(settings, seed=seed)) for seed in islice(unused, num_missing)]
         found[need.role] = runs[: need.most or options.trials]
     if not any(found.values()):
         presets = ", ".join(dict.fromkeys(need.preset for need in needs))
@@ -186,50 +189,28 @@ def gather(
     return found
 
 
-def open_source(source: str) -> Trained:
-    """A trained network by run directory, weights file or shipped name."""
-    path = find_weights(source)
-    if (Path(source) / RESULT).exists():
-        return _open_run(Path(source))
-    return _open_weights(source, path)
+def train_planned(found: Found, options: Options, say: Say, reporter: Reporter | None) -> Found:
+    """The same networks, with those trained that were only planned."""
+    return {
+        role: [
+            _train(run.config, role, options, say, reporter)
+            if not run.digest and run.config is not None
+            else run
+            for run in runs
+        ]
+        for role, runs in found.items()
+    }
 
 
-def _open_weights(source: str, path: Path) -> Trained:
-    return Trained(source, path, file_digest(path), read_tensors(path)[1])
-
-
-def finished_runs(folder: Path, say: Say) -> Iterator[Trained]:
-    """All finished runs in a folder whose settings are known, in the order of their names."""
-    for result in sorted(folder.glob(f"*/{RESULT}")):
-        try:
-            trained = _open_run(result.parent)
-            if trained.config is not None:
-                yield trained
-        except ValueError as error:
-            say(f"left out: {error}")
-
-
-def recorded_runs(result: Mapping[str, object] | None, say: Say) -> Found:
-    """The networks that a result names, by role; their files need not be here."""
-    found: Found = {}
-    runs = result.get("runs") if result else None
-    for run in runs if isinstance(runs, list) else []:
-        trained = Trained.from_result(run)
-        try:
-            if trained.config is not None:
-                found.setdefault(run["role"], []).append(trained)
-        except ValueError as error:
-            say(f"left out: {error}")
-    return found
-
-
-def _open_run(run: Path) -> Trained:
-    record = read_json(run / RESULT)
-    files = record["files"]
-    assert isinstance(files, dict)
-    if not (run / WEIGHTS).exists():
-        raise ValueError(f"{run / WEIGHTS} is missing")
-    return Trained(str(run), run / WEIGHTS, str(files[WEIGHTS]), record)
+def _planned(config: TrainConfig) -> Trained:
+    """A network that is yet to be trained: without a digest."""
+    record = {
+        "config": to_dict(config),
+        "seed": config.seed,
+        "steps": config.steps,
+        "epochs": config.epochs,
+    }
+    return Trained(config.run_name, Path(config.run_name, WEIGHTS), "", record)
 
 
 def _assign(needs: Sequence[Need], options: Options) -> Found:
@@ -294,9 +275,14 @@ def _num_trials(need: Need, options: Options) -> int:
 
 
 def _choose(
-    runs: Iterable[Trained], wanted: TrainConfig, need: Need, options: Options
+    runs: Iterable[Trained],
+    wanted: TrainConfig,
+    need: Need,
+    options: Options,
+    *,
+    whole: bool = False,
 ) -> list[Trained]:
-    """The finished runs of the wanted network, each seed once.
+    """The finished runs of the wanted network, each seed once; `whole`: not trained in parts.
 
     Of runs with different settings those that saw most images, then those with most seeds, then
     those nearest to the wanted settings.
@@ -304,7 +290,7 @@ def _choose(
     groups: dict[_Differences, dict[int, Trained]] = {}
     for run in runs:
         config = run.config
-        if config is None or not _fits(config, wanted, need, options):
+        if config is None or not _fits(config, wanted, need, options) or (whole and run.parts):
             continue
         differences = _differences(config, wanted) | dict.fromkeys(run.parts, "")
         groups.setdefault(tuple(sorted(differences.items())), {}).setdefault(config.seed, run)
@@ -372,18 +358,18 @@ def _fits(config: TrainConfig, wanted: TrainConfig, need: Need, options: Options
 
 
 def _train(
-    config: TrainConfig, need: Need, options: Options, say: Say, reporter: Reporter | None
+    config: TrainConfig, role: str, options: Options, say: Say, reporter: Reporter | None
 ) -> Trained:
     """Trains a network, or goes on where an earlier call stopped."""
-    folder = options.runs_folder / f"{need.preset}-seed{config.seed}"
+    folder = options.runs_folder / config.run_name
     number = 1
     while folder.exists() and not (_is_same(folder, config) and _is_whole(folder)):
         number += 1
-        folder = options.runs_folder / f"{need.preset}-{number}-seed{config.seed}"
-    say(f"training {need.role} in {folder}")
+        folder = options.runs_folder / f"{config.preset}-{number}-seed{config.seed}"
+    say(f"training {role} in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     train(config, folder, resume=folder.exists(), reporter=reporter)
-    return _open_run(folder)
+    return open_run(folder)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -8,8 +8,8 @@ import numpy as np
 from capsnet.data import Split, load_split
 from capsnet.experiments import figures, plots
 from capsnet.experiments.outcome import Outcome, Row, fill
-from capsnet.experiments.runs import Found, Need, Options
-from capsnet.experiments.trained import Trained
+from capsnet.experiments.runs import Need, Options
+from capsnet.experiments.trained import Found, Trained
 from capsnet.training import evaluate
 from capsnet.training.presets import PRESETS
 

@@ -1,18 +1,26 @@
 """Networks that experiments find trained, with what their records say."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from capsnet.machine import file_digest
 from capsnet.models import Model
-from capsnet.models.weights import WEIGHTS, list_weights, load_weights
+from capsnet.models.weights import (
+    WEIGHTS,
+    find_weights,
+    list_weights,
+    load_weights,
+    read_tensors,
+)
 from capsnet.training import TrainConfig
 from capsnet.training.checkpoint import recorded_config
 from capsnet.training.config import from_dict
-from capsnet.training.records import LOG
+from capsnet.training.records import LOG, RESULT, read_json
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,58 @@ class Trained:
     def _number(self, name: str) -> float | None:
         value = self.record.get(name)
         return float(value) if isinstance(value, int | float) else None
+
+
+Found = dict[str, list[Trained]]
+"""Networks by the role that they play in an experiment."""
+
+
+def open_source(source: str) -> Trained:
+    """A trained network by run directory, weights file or shipped name."""
+    path = find_weights(source)
+    if (Path(source) / RESULT).exists():
+        return open_run(Path(source))
+    return open_weights(source, path)
+
+
+def open_weights(source: str, path: Path) -> Trained:
+    """A trained network by its file."""
+    return Trained(source, path, file_digest(path), read_tensors(path)[1])
+
+
+def finished_runs(folder: Path, say: Say) -> Iterator[Trained]:
+    """All finished runs in a folder whose settings are known, in the order of their names."""
+    for result in sorted(folder.glob(f"*/{RESULT}")):
+        try:
+            trained = open_run(result.parent)
+            if trained.config is not None:
+                yield trained
+        except ValueError as error:
+            say(f"left out: {error}")
+
+
+def recorded_runs(result: Mapping[str, object] | None, say: Say) -> Found:
+    """The networks that a result names, by role; their files need not be here."""
+    found: Found = {}
+    runs = result.get("runs") if result else None
+    for run in runs if isinstance(runs, list) else []:
+        trained = Trained.from_result(run)
+        try:
+            if trained.config is not None:
+                found.setdefault(run["role"], []).append(trained)
+        except ValueError as error:
+            say(f"left out: {error}")
+    return found
+
+
+def open_run(run: Path) -> Trained:
+    """The network of a finished run."""
+    record = read_json(run / RESULT)
+    files = record["files"]
+    assert isinstance(files, dict)
+    if not (run / WEIGHTS).exists():
+        raise ValueError(f"{run / WEIGHTS} is missing")
+    return Trained(str(run), run / WEIGHTS, str(files[WEIGHTS]), record)
 
 
 def list_parts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
