@@ -170,7 +170,7 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
         for band, matrix, gradient, right in zip(
             plan.bands, phase.column_data, gradients, factors, strict=False
         ):
-            left = _sum_in_parts(gradient[: len(matrix)], right.transpose(1, 2))
+            left = _sum_in_parts(gradient[: len(matrix)], right)
             torch.mm(matrix.t(), left.flatten(1), out=values[band].flatten(0, 1))
         target = tiles[:, :, phase.row, :, phase.column].permute(2, 1, 0, 3)
         for column in range(columns):  # a column is small enough for the cache
@@ -181,11 +181,13 @@ def tile_gradient(plan: Plan, gradients: list[Tensor], kernel: Factors, *, chann
 
 
 def _sum_in_parts(left: Tensor, right: Tensor, length: int = 64) -> Tensor:
-    """Batched matrix product whose sums are taken in parts: a short sum rounds less."""
-    total = left.new_empty(*left.shape[:2], right.shape[2])
+    """The product of left and rightᵀ whose sums are taken in parts: a short sum rounds less."""
+    total = left.new_empty(*left.shape[:2], right.shape[1])
     for start in range(0, left.shape[2], length):
         part = slice(start, start + length)
-        torch.baddbmm(total, left[:, :, part], right[:, part], beta=min(start, 1), out=total)
+        # Copied before it is transposed: oneDNN, which copies it else, does so by single numbers.
+        columns = right[:, :, part].contiguous().transpose(1, 2)
+        torch.baddbmm(total, left[:, :, part], columns, beta=min(start, 1), out=total)
     return total
 
 
@@ -193,13 +195,15 @@ def weight_gradient(plan: Plan, gradients: list[Tensor], tiles: Tensor) -> Tenso
     """Returns the gradient of the weight, (out, C, kH, kW), stored with its taps first."""
     channels, num_outputs = tiles.shape[3], gradients[0].shape[2]
     by_tap = tiles.new_empty(*plan.kernel, channels, num_outputs)
+    room = tiles.new_empty(sum(map(len, plan.phases[0].taps)), channels, num_outputs)
     for phase, data in zip(plan.phases, data_factors(plan, tiles), strict=True):
-        taps = tiles.new_zeros(channels, phase.taps[0].shape[1], num_outputs)
-        for matrix, left, gradient in zip(phase.taps, data, gradients, strict=False):
+        sizes = [len(matrix) for matrix in phase.taps]
+        factors = room[: sum(sizes)]  # (factors, C, out) of all bands
+        for part, left, gradient in zip(factors.split(sizes), data, gradients, strict=False):
             left = left.transpose(0, 1).contiguous()  # else oneDNN copies it, by single numbers
-            factors = left.transpose(1, 2) @ gradient[: len(matrix)]  # (factors, C, out)
-            taps.baddbmm_(matrix.t().expand(channels, -1, -1), factors.transpose(0, 1))
-        grid = taps.transpose(0, 1).unflatten(0, phase.tap_grid)
+            torch.bmm(left.transpose(1, 2), gradient[: len(part)], out=part)
+        taps = torch.cat(phase.taps).t() @ factors.flatten(1)
+        grid = taps.unflatten(1, (channels, num_outputs)).unflatten(0, phase.tap_grid)
         by_tap[phase.row :: plan.stride, phase.column :: plan.stride] = grid
     return by_tap.permute(3, 2, 0, 1)
 
