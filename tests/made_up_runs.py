@@ -51,7 +51,7 @@ def write_run(
         "config": to_dict(config),
         "seed": seed,
         "steps": steps,
-        "epochs": steps / 468,
+        "epochs": steps / (60_000 // config.batch_size),
         "seconds": 60.0,
         "metrics": metrics,
         **describe_environment(),

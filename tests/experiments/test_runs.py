@@ -107,6 +107,14 @@ def test_of_equally_long_runs_the_one_with_the_preset_s_settings_is_taken(tmp_pa
     assert sources(look(tmp_path, MNIST), "capsnet") == ["b"]
 
 
+def test_equally_many_epochs_are_equally_long_whatever_a_batch_leaves_over(tmp_path: Path) -> None:
+    smaller: dict[str, object] = {"batch_size": 32}  # 64 images more in an epoch
+    write_run(tmp_path / "smaller", "mnist", error=0.1, steps=20 * 1875, changes=smaller)
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", "mnist", error=0.1, seed=seed, steps=20 * 468)
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["0", "1"]
+
+
 @pytest.mark.parametrize("name", ["fig3", "fig4", "figA1"])
 def test_a_figure_of_one_network_names_one(tmp_path: Path, name: str) -> None:
     for seed in (1, 0):
@@ -209,7 +217,7 @@ def test_shipped_weights_count_only_where_a_run_of_theirs_would(tmp_path: Path) 
     assert sources(look(tmp_path, *digits), "capsnet") == ["mnist"]
     with pytest.raises(ValueError, match="there is no finished run of mnist in"):
         look(tmp_path, *digits, epochs=1000)
-    # As many images as 20 epochs of 468 batches of 128 are fewer steps of larger batches.
+    # More than 20 epochs are fewer steps of larger batches.
     write_run(tmp_path / "large", "mnist", error=0.1, steps=5000, changes={"batch_size": 512})
     assert sources(look(tmp_path, *digits), "capsnet") == ["large"]
 

@@ -147,8 +147,8 @@ def plan(
 ) -> Found:
     """The networks that an experiment needs, by role: those that are there, and those to train.
 
-    Of several finished runs of a preset, shipped weights among them, those with most images seen
-    are taken, all trials with the same settings. No test error is ever looked at for it.
+    Of several finished runs of a preset, shipped weights among them, those with most epochs are
+    taken, all trials with the same settings. No test error is ever looked at for it.
     `recorded` are those that the result so far names: where nothing is trained and a record is
     enough, they count, too, although their files may be on another machine.
     """
@@ -284,7 +284,7 @@ def _choose(
 ) -> list[Trained]:
     """The finished runs of the wanted network, each seed once; `whole`: not trained in parts.
 
-    Of runs with different settings those that saw most images, then those with most seeds, then
+    Of runs with different settings those with most epochs, then those with most seeds, then
     those nearest to the wanted settings.
     """
     groups: dict[_Differences, dict[int, Trained]] = {}
@@ -297,11 +297,9 @@ def _choose(
     if not groups:
         return []
 
-    def merit(group: tuple[_Differences, dict[int, Trained]]) -> tuple[int, int, int]:
+    def merit(group: tuple[_Differences, dict[int, Trained]]) -> tuple[float, int, int]:
         differences, trials = group
-        run = next(iter(trials.values()))
-        assert run.config is not None
-        return (run.steps or 0) * run.config.batch_size, len(trials), -len(differences)
+        return next(iter(trials.values())).epochs or 0, len(trials), -len(differences)
 
     _, trials = max(groups.items(), key=merit)
     return [trials[seed] for seed in sorted(trials)]
