@@ -45,7 +45,10 @@ def test_paper_schedule_brings_the_authors_number_of_steps_and_rate() -> None:
     assert configure("mnist", {"schedule": "paper", "epochs": 2}).epochs == 2
 
 
-def test_paper_schedule_brings_adam() -> None:
+def test_paper_schedule_brings_adam_and_batches_of_128() -> None:
+    assert configure("multimnist").batch_size == 32
+    assert configure("multimnist", {"schedule": "paper"}).batch_size == 128
+    assert configure("multimnist", {"schedule": "paper", "batch_size": 64}).batch_size == 64
     assert configure("multimnist").optimiser == "muon"
     assert configure("multimnist", {"schedule": "paper"}).optimiser == "adam"
     assert configure("multimnist", {"schedule": "paper", "optimiser": "muon"}).optimiser == "muon"
