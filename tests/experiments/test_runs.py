@@ -115,6 +115,15 @@ def test_equally_many_epochs_are_equally_long_whatever_a_batch_leaves_over(tmp_p
     assert sources(look(tmp_path, MNIST), "capsnet") == ["0", "1"]
 
 
+def test_the_preset_s_settings_go_before_more_epochs_of_others(tmp_path: Path) -> None:
+    other: dict[str, object] = {"batch_size": 64}
+    write_run(tmp_path / "other", "mnist", error=0.1, steps=90 * 937, changes=other)
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["other"]
+    for name, epochs in (("shorter", 3), ("longer", 4)):
+        write_run(tmp_path / name, "mnist", error=0.1, steps=epochs * 468)
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["longer"]
+
+
 @pytest.mark.parametrize("name", ["fig3", "fig4", "figA1"])
 def test_a_figure_of_one_network_names_one(tmp_path: Path, name: str) -> None:
     for seed in (1, 0):
@@ -217,9 +226,8 @@ def test_shipped_weights_count_only_where_a_run_of_theirs_would(tmp_path: Path) 
     assert sources(look(tmp_path, *digits), "capsnet") == ["mnist"]
     with pytest.raises(ValueError, match="there is no finished run of mnist in"):
         look(tmp_path, *digits, epochs=1000)
-    # More than 20 epochs are fewer steps of larger batches.
-    write_run(tmp_path / "large", "mnist", error=0.1, steps=5000, changes={"batch_size": 512})
-    assert sources(look(tmp_path, *digits), "capsnet") == ["large"]
+    write_run(tmp_path / "longer", "mnist", error=0.1, steps=21 * 468)
+    assert sources(look(tmp_path, *digits), "capsnet") == ["longer"]
 
 
 def test_a_folder_with_the_name_of_shipped_weights_does_not_stand_for_them(

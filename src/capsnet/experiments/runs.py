@@ -147,8 +147,9 @@ def plan(
 ) -> Found:
     """The networks that an experiment needs, by role: those that are there, and those to train.
 
-    Of several finished runs of a preset, shipped weights among them, those with most epochs are
-    taken, all trials with the same settings. No test error is ever looked at for it.
+    Of several finished runs of a preset, shipped weights among them, those with its settings are
+    taken, if there are any, and of these the longest, all trials with the same settings. No test
+    error is ever looked at for it.
     `recorded` are those that the result so far names: where nothing is trained and a record is
     enough, they count, too, although their files may be on another machine.
     """
@@ -284,8 +285,8 @@ def _choose(
 ) -> list[Trained]:
     """The finished runs of the wanted network, each seed once; `whole`: not trained in parts.
 
-    Of runs with different settings those with most epochs, then those with most seeds, then
-    those nearest to the wanted settings.
+    Of runs with different settings those with the wanted ones but for their length, then those
+    with most epochs, then those with most seeds, then those nearest to the wanted settings.
     """
     groups: dict[_Differences, dict[int, Trained]] = {}
     for run in runs:
@@ -297,9 +298,11 @@ def _choose(
     if not groups:
         return []
 
-    def merit(group: tuple[_Differences, dict[int, Trained]]) -> tuple[float, int, int]:
+    def merit(group: tuple[_Differences, dict[int, Trained]]) -> tuple[bool, float, int, int]:
         differences, trials = group
-        return next(iter(trials.values())).epochs or 0, len(trials), -len(differences)
+        is_wanted = {name for name, _ in differences} <= {"epochs", "steps"}
+        epochs = next(iter(trials.values())).epochs or 0
+        return is_wanted, epochs, len(trials), -len(differences)
 
     _, trials = max(groups.items(), key=merit)
     return [trials[seed] for seed in sorted(trials)]
