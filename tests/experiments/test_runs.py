@@ -522,16 +522,17 @@ def test_claims_compare_runs_that_differ_in_their_network_alone(tmp_path: Path) 
 
 
 def write_part(folder: Path, preset: str, *, error: float, first_rate: float = 0.01) -> None:
-    """A run of 1,000 steps that continued one of 700, which had continued one of 200."""
+    """A run of 1,000 steps that continued one of 350 double ones, which continued one of 200."""
     parts = [
         to_dict(configure(preset, {"steps": steps, **changes}))
         for steps, changes in (
-            (200, {"learning_rate": first_rate, "optimiser": "muon"}),
-            (700, {"schedule": "paper"}),
+            (200, {"learning_rate": first_rate, "optimiser": "muon", "batch_size": 256}),
+            (350, {"schedule": "paper", "batch_size": 256}),
         )
     ]
     first = {"steps": 200, "config": parts[0], "hardware": {"cpu": "Abacus", "cores": 9}}
-    earlier = {"steps": 700, "config": parts[1], "earlier": first}
+    second = {"steps": 350, "config": parts[1], "earlier": first}
+    earlier = {"first_step": 700, **second}
     changes: dict[str, object] = {"continue_from": str(folder)}
     write_run(folder, preset, error=error, changes=changes, earlier=earlier)
 
@@ -543,8 +544,9 @@ def test_training_in_parts_is_noted_with_all_its_machines(tmp_path: Path) -> Non
     assert isinstance(notes, list)
     assert isinstance(trained, list)
     assert notes[-1] == (
-        f"{tmp_path / 'runs' / 'on'} was trained in parts: 200 steps with muon at 0.01, "
-        "then 500 steps with adam at 0.001, paper schedule, then 300 steps with adam at 0.004. "
+        f"{tmp_path / 'runs' / 'on'} was trained in parts: 200 steps of 256 with muon at 0.01, "
+        "then 150 steps of 256 with adam at 0.001, paper schedule, "
+        "then 300 steps of 128 with adam at 0.004. "
         "Its curves show the last part."
     )
     assert trained[0]["earlier"]["earlier"]["steps"] == 200

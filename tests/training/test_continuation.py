@@ -88,6 +88,29 @@ def test_examples_are_those_that_an_unbroken_run_would_see(
     assert continued == watch()[32:]
 
 
+@pytest.mark.parametrize(("batch_size", "first_step"), [(8, 64), (48, 8), (100, 4)])
+def test_another_batch_size_goes_on_with_the_next_epoch_and_counts_steps_of_its_own(
+    first: Path, watch: Callable[[], Labels], batch_size: int, first_step: int
+) -> None:
+    config = longer(first, batch_size=batch_size)
+    result = train(config, first.parent / "on", reporter=Reporter())
+    continued = watch()
+    train(replace(config, continue_from=None), first.parent / "whole", reporter=Reporter())
+    assert continued == watch()[first_step:]
+    assert (result["steps"], result["epochs"]) == (first_step * 6 // 4, 6.0)
+    assert read_log(first.parent / "on")[0]["step"] == first_step + 1
+
+
+def test_another_batch_size_within_an_epoch_sees_no_example_twice(
+    first: Path, watch: Callable[[], Labels]
+) -> None:
+    train(longer(first, epochs=None, steps=35), first.parent / "on", reporter=Reporter())
+    watch()
+    further = longer(first.parent / "on", batch_size=32, epochs=5)
+    train(further, first.parent / "further", reporter=Reporter())
+    assert [len(labels) for labels in watch()] == [32, 32]  # 48 of 128 were seen
+
+
 def test_cosine_schedule_begins_anew_and_the_papers_goes_on(first: Path) -> None:
     train(longer(first, warmup_steps=0), first.parent / "on", reporter=Reporter())
     rates = {line["step"]: line["learning_rate"] for line in read_log(first.parent / "on")}
@@ -149,11 +172,10 @@ def test_weight_average_forgets_fast_where_a_run_begins(first: Path) -> None:
     ("changes", "message"),
     [
         ({"seed": 1}, "seed = 0, got 1; a run continues another with its seed, data"),
-        ({"batch_size": 32}, "batch_size = 16, got 32"),
         ({"data": {"num_train": 64}}, "data.num_train = 128, got 64"),
         ({"model": {"num_iterations": 1}}, "model.num_iterations = 3, got 1"),
         ({"upper": 0.8}, "upper = 0.9, got 0.8"),
-        ({"epochs": 4}, "32 steps behind it, which count; .* needs more in all, got 32"),
+        ({"epochs": 4}, "32 steps of 16 behind it, which count; .* needs more in all, got 32"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(

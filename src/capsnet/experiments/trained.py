@@ -142,13 +142,14 @@ class Trained:
         records = list_parts(self.record)
         if len(records) < 2:
             return ()
-        ends = [int(str(record["steps"])) for record in records]
         parts = []
-        for record, start, end in zip(records, (0, *ends), ends, strict=False):
+        for record in records:
+            earlier = record.get("earlier", {})
+            count = record["steps"] - earlier.get("first_step", earlier.get("steps", 0))
             config = from_dict(cast(dict[str, object], record["config"]))
             schedule = "" if config.schedule == "cosine" else f", {config.schedule} schedule"
             rate = f"{config.optimiser} at {config.learning_rate:g}{schedule}"
-            parts.append(f"{end - start:,} steps with {rate}")
+            parts.append(f"{count:,} steps of {config.batch_size} with {rate}")
         return tuple(parts)
 
     def describe_parts(self) -> str | None:

@@ -84,8 +84,11 @@ class TrainState:
 
     @property
     def first_step(self) -> int:
-        """Updates that were made before the run."""
-        return 0 if self.earlier is None else cast(int, self.earlier["steps"])
+        """Where the run begins: updates made before it, counted in batches of its own size."""
+        if self.earlier is None:
+            return 0
+        # Older records lack it: the batches were of one size.
+        return cast(int, self.earlier.get("first_step", self.earlier["steps"]))
 
     def follow(self, earlier: Earlier) -> None:
         """Takes over weights and counts of the training that the run continues."""

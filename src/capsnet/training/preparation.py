@@ -22,7 +22,7 @@ from capsnet.training.records import has_begun
 
 #: What a run that is continued and the one that continues it have in common.
 _SHARED = {
-    "seed", "batch_size", "data", "model",
+    "seed", "data", "model",
     "reconstruction_weight", "upper", "lower", "absent_weight",
 }  # fmt: skip
 #: What a record keeps of the training that it continues, as far as that is known.
@@ -104,15 +104,18 @@ def _load_earlier(config: TrainConfig, split: Split, *, run: Path | None) -> Ear
         if name.partition(".")[0] in _SHARED:
             raise ValueError(
                 f"{source} was trained with {name} = {old}, got {new}; "
-                "a run continues another with its seed, data, network, loss and batch size"
+                "a run continues another with its seed, data, network and loss"
             )
     check_same_data(source, record, split)
-    steps = cast(int, record["steps"])
-    total = total_steps(config, num_steps(split, config.batch_size))
-    if steps >= total:
+    # Of this run's batch size, in whole epochs as many as they were.
+    per_epoch, per_epoch_before = (num_steps(split, c.batch_size) for c in (config, before))
+    first_step = -(-cast(int, record["steps"]) * per_epoch // per_epoch_before)
+    total = total_steps(config, per_epoch)
+    if first_step >= total:
         raise ValueError(
-            f"{source} has {steps:,} steps behind it, which count; "
+            f"{source} has {first_step:,} steps of {config.batch_size} behind it, which count; "
             f"a run that continues it needs more in all, got {total:,}"
         )
     kept = {name: record[name] for name in _KEPT if name in record}
-    return Earlier(model, {"source": source, "sha256": file_digest(path), **kept})
+    source_record = {"source": source, "sha256": file_digest(path), "first_step": first_step}
+    return Earlier(model, {**source_record, **kept})
