@@ -1,11 +1,12 @@
 import os
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from PIL import Image
+from PIL import ExifTags, Image
 
 from capsnet.data import DataConfig, Split, load_split
 from capsnet.data.folder import list_folder, load_folder
@@ -188,6 +189,24 @@ def test_metadata_that_are_garbage_are_no_matter(tmp_path: Path) -> None:
     Image.new("L", (16, 16), 255).save(folder / "a" / "00.png", exif=b"garbage")
     contents = list_folder(folder, test_fraction=0.5, seed=0)
     assert load_folder(folder, contents, size=8, num_channels=1)[0].min() == 255
+
+
+def test_an_image_is_turned_though_its_metadata_cannot_be_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_classes(tmp_path / "images", {"a": 2, "b": 2})
+    image, exif = Image.new("L", (8, 8), 255), Image.Exif()
+    image.paste(0, (0, 0, 8, 4))
+    exif[ExifTags.Base.Orientation] = 3  # half a turn
+    image.save(folder / "a" / "00.png", exif=exif)
+
+    def refuse(self: Image.Exif, offset: int = 8) -> bytes:
+        raise struct.error("required argument is not an integer")
+
+    monkeypatch.setattr(Image.Exif, "tobytes", refuse)
+    contents = list_folder(folder, test_fraction=0.5, seed=0)
+    seen = load_folder(folder, contents, size=8, num_channels=1)[0, 0]
+    assert (seen[:4].min(), seen[4:].max()) == (255, 0)
 
 
 def test_a_large_photograph_is_read_without_a_warning(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt8
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from capsnet.data.storage import find_data_dir
 from capsnet.machine import write_atomically
@@ -291,10 +291,11 @@ def turn_upright(image: Image.Image) -> Image.Image:
     """Decodes an image and turns it as its metadata says; garbage there is no matter."""
     image.load()
     try:
-        image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # Pillow raises what it likes
-        return image
-    ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its format
+        ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its format
+    except MemoryError:
+        raise
+    except Exception:  # Pillow raises what it likes, once all that can be turned is
+        pass
     return image
 
 
