@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -101,14 +102,41 @@ def test_another_batch_size_goes_on_with_the_next_epoch_and_counts_steps_of_its_
     assert read_log(first.parent / "on")[0]["step"] == first_step + 1
 
 
+@pytest.mark.parametrize(
+    ("steps", "batch_size", "first_image"),
+    [(35, 32, 64), (36, 48, 96), (39, 48, 128)],  # 48, 64 and 112 of 128 images were seen
+)
 def test_another_batch_size_within_an_epoch_sees_no_example_twice(
-    first: Path, watch: Callable[[], Labels]
+    first: Path, watch: Callable[[], Labels], steps: int, batch_size: int, first_image: int
 ) -> None:
-    train(longer(first, epochs=None, steps=35), first.parent / "on", reporter=Reporter())
+    train(longer(first, epochs=None, steps=steps), first.parent / "on", reporter=Reporter())
     watch()
-    further = longer(first.parent / "on", batch_size=32, epochs=5)
+    further = longer(first.parent / "on", batch_size=batch_size)
     train(further, first.parent / "further", reporter=Reporter())
-    assert [len(labels) for labels in watch()] == [32, 32]  # 48 of 128 were seen
+    seen = list(chain(*watch()))
+    train(longer(first), first.parent / "whole", reporter=Reporter())
+    order = list(chain(*watch()))  # of two epochs
+    usable = 128 // batch_size * batch_size
+    assert seen == order[first_image:usable] + order[128 : 128 + usable]
+
+
+def test_a_run_resumed_after_another_batch_size_ends_bit_identically(first: Path) -> None:
+    config = longer(first, batch_size=8, average_decay=0.9, checkpoint_minutes=1e-9)
+    train(config, first.parent / "whole", reporter=Reporter())
+    with pytest.raises(KeyboardInterrupt):
+        train(config, first.parent / "broken", reporter=BreakOff(70))
+    train(config, first.parent / "broken", resume=True, reporter=Reporter())
+    assert weights_of(first.parent / "broken") == weights_of(first.parent / "whole")
+
+
+def test_an_export_of_an_unfinished_run_can_be_continued_and_has_no_parts(first: Path) -> None:
+    model, record = load_weights(first / "weights.safetensors")
+    exported = first.parent / "exported.safetensors"
+    save_weights(exported, model, {**record, "earlier": None})  # as its checkpoint says
+    result = train(longer(exported), first.parent / "on", reporter=Reporter())
+    earlier = result["earlier"]
+    assert isinstance(earlier, dict)
+    assert "earlier" not in earlier
 
 
 def test_cosine_schedule_begins_anew_and_the_papers_goes_on(first: Path) -> None:

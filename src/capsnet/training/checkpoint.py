@@ -62,7 +62,7 @@ class TrainState:
     """Running average of the weights by name, if the run keeps one."""
 
     step: int = 0
-    """Updates made so far."""
+    """Updates made so far; those before the run count in batches of its size."""
 
     seconds: float = 0.0
     """Time they took."""

@@ -85,8 +85,9 @@ class TrainConfig:
     continue_from: str | None = None
     """Finished run, weights file or shipped name to train on from; its steps count as made.
 
-    Seed, data, network, loss and batch size stay its own; the cosine schedule begins anew. The
-    record keeps what was done before under "earlier".
+    Seed, data, network and loss stay its own; where the batch size does not, its steps are counted
+    in batches of the new one. The cosine schedule begins anew. The record keeps what was done
+    before under "earlier".
     """
 
     reconstruction_weight: float = 0.01

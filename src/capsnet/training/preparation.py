@@ -107,15 +107,17 @@ def _load_earlier(config: TrainConfig, split: Split, *, run: Path | None) -> Ear
                 "a run continues another with its seed, data, network and loss"
             )
     check_same_data(source, record, split)
-    # Of this run's batch size, in whole epochs as many as they were.
+    # Counted in this run's batches, none of which has an example that the epoch has had.
     per_epoch, per_epoch_before = (num_steps(split, c.batch_size) for c in (config, before))
-    first_step = -(-cast(int, record["steps"]) * per_epoch // per_epoch_before)
+    epoch, done = divmod(cast(int, record["steps"]), per_epoch_before)
+    done = min(-(-done * before.batch_size // config.batch_size), per_epoch)
+    first_step = epoch * per_epoch + done
     total = total_steps(config, per_epoch)
     if first_step >= total:
         raise ValueError(
             f"{source} has {first_step:,} steps of {config.batch_size} behind it, which count; "
             f"a run that continues it needs more in all, got {total:,}"
         )
-    kept = {name: record[name] for name in _KEPT if name in record}
+    kept = {name: record[name] for name in _KEPT if record.get(name) is not None}
     source_record = {"source": source, "sha256": file_digest(path), "first_step": first_step}
     return Earlier(model, {**source_record, **kept})

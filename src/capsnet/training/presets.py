@@ -86,7 +86,7 @@ def preset(
 def configure(name: str, changes: Mapping[str, object] | None = None) -> TrainConfig:
     """Returns the settings of a preset, with some of them changed.
 
-    `schedule="paper"` also takes the authors' number and size of steps, learning rate and Adam,
+    `schedule="paper"` also takes the authors' number of steps, batch size, learning rate and Adam,
     each unless another is given.
 
     >>> configure("mnist", {"epochs": 2, "model": {"num_iterations": 1}}).epochs
