@@ -30,6 +30,7 @@ def write_run(
 ) -> Path:
     """A run that made `steps` updates and came to this test error, and to others on other sets."""
     config = configure(preset, {"steps": steps, "seed": seed, **(changes or {})})
+    size = 60_000_000 if config.data.name == "multimnist" else 60_000
     folder.mkdir(parents=True)
     weights = folder / "weights.safetensors"
     if with_weights:
@@ -51,7 +52,7 @@ def write_run(
         "config": to_dict(config),
         "seed": seed,
         "steps": steps,
-        "epochs": steps / (60_000 // config.batch_size),
+        "epochs": steps / (size // config.batch_size),
         "seconds": 60.0,
         "metrics": metrics,
         **describe_environment(),

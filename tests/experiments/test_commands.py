@@ -105,7 +105,7 @@ def test_each_command_measures_draws_and_then_has_nothing_left_to_do(
         if row["unit"] == "%":
             assert all(-1 <= value <= 1 for value in values)
         assert row["seeds"] == [0]
-        assert row["steps"] == 4
+        assert row["images"] == 4 * 32
     assert done.record["data"]
     for picture in done.pictures:
         with Image.open(picture) as image:

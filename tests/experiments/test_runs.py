@@ -13,7 +13,7 @@ from shipped import require_weights
 from torch import Tensor
 
 from capsnet.data import Split
-from capsnet.experiments.catalogue import EXPERIMENTS, find_experiment, reproduce
+from capsnet.experiments.catalogue import EXPERIMENTS, _is_as_long, find_experiment, reproduce
 from capsnet.experiments.claims import _measure_widths
 from capsnet.experiments.iterations import routing_convergence
 from capsnet.experiments.outcome import Outcome
@@ -21,6 +21,7 @@ from capsnet.experiments.report import _machines, write_report
 from capsnet.experiments.runs import (
     Need,
     Options,
+    _planned,
     _settings,
     are_comparable,
     describe_difference,
@@ -122,6 +123,20 @@ def test_the_preset_s_settings_go_before_more_epochs_of_others(tmp_path: Path) -
     for name, epochs in (("shorter", 3), ("longer", 4)):
         write_run(tmp_path / name, "mnist", error=0.1, steps=epochs * 468)
     assert sources(look(tmp_path, MNIST), "capsnet") == ["longer"]
+
+
+def test_more_test_examples_than_the_preset_s_are_no_other_settings(tmp_path: Path) -> None:
+    need = Need("pairs", "multimnist")
+    more: dict[str, object] = {"num_evaluated": 20_000}
+    write_run(tmp_path / "a", "multimnist", error=0.1, steps=900)
+    write_run(tmp_path / "b", "multimnist", error=0.1, changes=more)
+    assert sources(look(tmp_path, need), "pairs") == ["b"]
+
+
+def test_a_run_in_one_part_goes_before_a_longer_one_in_several(tmp_path: Path) -> None:
+    write_part(tmp_path / "on", "mnist", error=0.003)
+    write_run(tmp_path / "whole", "mnist", error=0.004, steps=500)
+    assert sources(look(tmp_path, MNIST), "capsnet") == ["whole"]
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig4", "figA1"])
@@ -734,6 +749,20 @@ def test_an_option_without_effect_is_refused(
         reproduce(name, Options(runs=tmp_path, out=tmp_path, **options))
 
 
+def test_a_shorter_run_of_smaller_batches_is_no_longer_one(tmp_path: Path) -> None:
+    """Neither once it is there nor before it is trained, though it has more steps."""
+    need = find_experiment("table1").needs[-1]
+    large: dict[str, object] = {"batch_size": 128}
+    write_run(tmp_path / "large", need.preset, error=0.05, steps=24_000, changes=large)
+    write_run(tmp_path / "small", need.preset, error=0.08, steps=40_000)
+    large_run, small_run = (open_source(str(tmp_path / name)) for name in ("large", "small"))
+    planned = _planned(configure(need.preset, {"steps": 40_000}))
+    assert not _is_as_long(small_run, large_run)
+    assert not _is_as_long(planned, large_run)
+    assert _is_as_long(large_run, small_run)
+    assert _is_as_long(_planned(configure(need.preset, {"steps": 96_000})), large_run)
+
+
 def test_networks_of_unknown_length_have_a_budget_too(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", "mnist", error=0.1, with_weights=True)
     (run / "result.json").unlink()
@@ -754,14 +783,15 @@ def test_table_1_keeps_the_course_of_training_and_fig_a1_needs_it(tmp_path: Path
 
 
 def test_table_1_warns_of_networks_that_were_not_trained_equally_long(tmp_path: Path) -> None:
-    for preset, steps in (("mnist", 1000), ("mnist-cnn", 1000), ("multimnist", 1500)):
+    for preset, steps in (("mnist", 1000), ("mnist-cnn", 1000), ("multimnist", 6000)):
         write_run(tmp_path / preset, preset, error=0.1, steps=steps)
     options = Options(runs=tmp_path, out=tmp_path / "out", train=False)
     notes = reproduce("table1", options).record["notes"]
     assert "tells of the length" not in str(notes)
     write_run(tmp_path / "multimnist-cnn", "multimnist-cnn", error=0.1, steps=500)
     notes = reproduce("table1", replace(options, overwrite=True)).record["notes"]
-    assert "'MultiMNIST: the networks had 500 to 1,500 steps, so their order tells" in str(notes)
+    between = "trained for 64,000 images to 192,000 images, so their order tells"
+    assert f"'MultiMNIST: the networks were {between}" in str(notes)
     assert "'MNIST: the networks" not in str(notes)
 
 

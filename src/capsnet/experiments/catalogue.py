@@ -265,9 +265,9 @@ def _check_runs_kept(experiment: Experiment, found: Found, recorded: Found, resu
 
 
 def _is_as_long(run: Trained, other: Trained) -> bool:
-    if run.steps is None:  # planned, and given in epochs
-        return (run.epochs or 0) >= (other.epochs or 0)
-    return run.steps >= (other.steps or 0)
+    if run.epochs is None:  # planned, and given in steps
+        return (run.images or 0) >= (other.images or 0)
+    return run.epochs >= (other.epochs or 0)
 
 
 def _check_rows_kept(rows: Sequence[Row], stored: Mapping[str, object], result: Path) -> None:

@@ -34,8 +34,8 @@ class Row:
     seeds: tuple[int, ...] = ()
     """Seeds of the runs behind the values."""
 
-    steps: int | None = None
-    """Updates of each run."""
+    images: int | None = None
+    """Training images that each run saw, as often as it did."""
 
     epochs: float | None = None
     """Passes over the training set of each run."""
@@ -78,7 +78,7 @@ def fill(
         row,
         values=tuple(values),
         seeds=tuple(run.seed for run in runs if run.seed is not None),
-        steps=runs[0].steps if runs else None,
+        images=runs[0].images if runs else None,
         epochs=runs[0].epochs if runs else None,
         seconds=sum(seconds) if seconds else None,
         num_examples=num_examples,

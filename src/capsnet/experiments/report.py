@@ -9,12 +9,12 @@ from typing import Any
 
 from capsnet.experiments.catalogue import EXPERIMENTS, Experiment
 from capsnet.experiments.outcome import quick_prefix
-from capsnet.experiments.trained import list_parts, show_length
+from capsnet.experiments.trained import list_parts, show_count, show_length
 from capsnet.machine import write_atomically
 from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import total_steps
-from capsnet.training.presets import PAPER_STEPS
+from capsnet.training.presets import PAPER_BATCH, PAPER_STEPS
 from capsnet.training.progress import show_seconds
 from capsnet.training.records import read_json
 
@@ -192,17 +192,16 @@ def _shortfalls(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         return
     yield from ("", "## Short of the paper, and why", "")
     yield (
-        f"The authors' code makes {PAPER_STEPS:,} updates of 128 images, on CIFAR-10 twice that; "
-        "ours are as many as the machines and times named above allowed. What was tried, what "
-        "helped and what may be missing is in the [log](log.md): on MNIST twice as many updates "
-        "brought no better digits."
+        f"The authors' code makes {PAPER_STEPS:,} updates of {PAPER_BATCH} images, which are "
+        f"{show_count(PAPER_STEPS * PAPER_BATCH)} or 640 epochs of MNIST, and twice that on "
+        "CIFAR-10; ours are as many as the machines and times named above allowed. What was "
+        "tried, what helped and what may be missing is in the [log](log.md): on MNIST twice as "
+        "many brought no better digits."
     )
     yield ""
     for row in worse:
         paper = show_number(row["paper"], row["paper_spread"], row["unit"])
-        length = ""
-        if row["steps"] is not None:
-            length = f", with {_number(row['steps']):,.0f} updates"
+        length = f", after {length}" if (length := _length(row)) else ""
         yield f"- {row['label']}: {show_ours(row)} instead of {paper}{length}"
     missing = [str(row["label"]) for row in rows if row["mean"] is None]
     if missing:
@@ -228,21 +227,23 @@ def _table(rows: Sequence[Mapping[str, object]], what: str = "") -> Iterator[str
     yield f"| {' | '.join((what, *_HEAD))} |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
-        steps, epochs, seconds = (
-            None if row[name] is None else _number(row[name])
-            for name in ("steps", "epochs", "seconds")
-        )
-        length = show_length(steps, epochs)
         is_run = row["mean"] is not None
         cells = (
             row["label"],
             show_number(row["paper"], row["paper_spread"], row["unit"]) or "–",
             show_ours(row),
             row["trials"] if is_run else "",
-            length if is_run else "",
-            show_seconds(seconds) if is_run and seconds else "",
+            _length(row) if is_run else "",
+            show_seconds(_number(row["seconds"])) if is_run and row["seconds"] else "",
         )
         yield f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def _length(row: Mapping[str, object]) -> str:
+    epochs, images = (  # older results do not say how many images
+        None if row.get(name) is None else _number(row[name]) for name in ("epochs", "images")
+    )
+    return show_length(epochs, images)
 
 
 def _cost_table() -> Iterator[str]:

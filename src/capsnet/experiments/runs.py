@@ -195,7 +195,7 @@ def train_planned(found: Found, options: Options, say: Say, reporter: Reporter |
     return {
         role: [
             _train(run.config, role, options, say, reporter)
-            if not run.digest and run.config is not None
+            if run.is_planned and run.config is not None
             else run
             for run in runs
         ]
@@ -204,7 +204,7 @@ def train_planned(found: Found, options: Options, say: Say, reporter: Reporter |
 
 
 def _planned(config: TrainConfig) -> Trained:
-    """A network that is yet to be trained: without a digest."""
+    """A network that is yet to be trained."""
     record = {
         "config": to_dict(config),
         "seed": config.seed,
@@ -285,8 +285,8 @@ def _choose(
 ) -> list[Trained]:
     """The finished runs of the wanted network, each seed once; `whole`: not trained in parts.
 
-    Of runs with different settings those with the wanted ones but for their length, then those
-    with most epochs, then those with most seeds, then those nearest to the wanted settings.
+    Of runs with different settings those with the wanted ones but for their length, in one part,
+    then those with most epochs, then those with most seeds, then those nearest to the wanted ones.
     """
     groups: dict[_Differences, dict[int, Trained]] = {}
     for run in runs:
@@ -300,7 +300,7 @@ def _choose(
 
     def merit(group: tuple[_Differences, dict[int, Trained]]) -> tuple[bool, float, int, int]:
         differences, trials = group
-        is_wanted = {name for name, _ in differences} <= {"epochs", "steps"}
+        is_wanted = {name for name, _ in differences} <= {"epochs", "steps", "num_evaluated"}
         epochs = next(iter(trials.values())).epochs or 0
         return is_wanted, epochs, len(trials), -len(differences)
 

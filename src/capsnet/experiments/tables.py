@@ -9,7 +9,7 @@ from capsnet.data import Split, load_split
 from capsnet.experiments import figures, plots
 from capsnet.experiments.outcome import Outcome, Row, fill
 from capsnet.experiments.runs import Need, Options
-from capsnet.experiments.trained import Found, Trained
+from capsnet.experiments.trained import Found, Trained, show_count, show_length
 from capsnet.training import evaluate
 from capsnet.training.presets import PRESETS
 
@@ -76,10 +76,13 @@ def _warn_of_lengths(rows: Sequence[Row]) -> Iterator[str]:
     """A note for each dataset of Table 1 whose networks were not trained equally long."""
     for name in ("MNIST", "MultiMNIST"):
         cells = [row for row in rows if row.label.startswith(f"{name}: ")]
-        steps = sorted({row.steps for row in cells if row.steps is not None})
-        if len(steps) > 1:
+        lengths = {row.epochs: row.images for row in cells if row.epochs is not None}
+        if len(lengths) > 1:
+            least, most = (
+                show_length(*each) for each in (min(lengths.items()), max(lengths.items()))
+            )
             yield (
-                f"{name}: the networks had {steps[0]:,} to {steps[-1]:,} steps, so their order "
+                f"{name}: the networks were trained for {least} to {most}, so their order "
                 "tells of the length of training as well as of the network."
             )
 
@@ -292,10 +295,10 @@ def make_dot(row: Row) -> plots.Dot:
 def describe_budget(found: Found) -> str:
     """How long the networks were trained, in a few words."""
     runs = [run for each in found.values() for run in each]
-    steps = sorted({run.steps for run in runs if run.steps is not None})
+    images = sorted(run.images for run in runs if run.images is not None)
     trials = max((len(each) for each in found.values()), default=0)
-    span = " to ".join(f"{each:,}" for each in dict.fromkeys(steps[:1] + steps[-1:]))
-    length = f"{span} steps" if span else "unknown length"
+    span = " to ".join(dict.fromkeys(show_count(each) for each in images[:1] + images[-1:]))
+    length = f"{span} images" if span else "unknown length"
     return f"{f'Up to {trials} trials' if trials > 1 else 'One trial'} of {length}"
 
 

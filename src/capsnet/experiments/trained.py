@@ -62,9 +62,15 @@ class Trained:
 
     @property
     def steps(self) -> int | None:
-        """Updates made."""
+        """Updates made; those before the last part count in batches of its size."""
         steps = self.record.get("steps")
         return steps if isinstance(steps, int) else None
+
+    @property
+    def images(self) -> int | None:
+        """Training images seen, as often as each was."""
+        config = self.config
+        return None if config is None or self.steps is None else self.steps * config.batch_size
 
     @property
     def epochs(self) -> float | None:
@@ -93,6 +99,11 @@ class Trained:
         """How many examples the recorded test error is of."""
         count = self.metrics.get(dataset, {}).get("num_examples")
         return count if isinstance(count, int) else None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is yet to be trained, so that it has no file."""
+        return not self.digest
 
     @property
     def is_here(self) -> bool:
@@ -133,19 +144,19 @@ class Trained:
 
     def describe(self) -> str:
         """The network in a few words, for a picture's subtitle."""
-        length = show_length(self.steps, self.epochs)
+        length = show_length(self.epochs, self.images)
         return ", ".join(filter(None, (Path(self.source).name, length)))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Length, optimiser and rate of each part of a training that continued another."""
+        """Length, optimiser and rate of each part of a training that was continued."""
         records = list_parts(self.record)
         if len(records) < 2:
             return ()
         parts = []
         for record in records:
-            earlier = record.get("earlier", {})
-            count = record["steps"] - earlier.get("first_step", earlier.get("steps", 0))
+            earlier = record.get("earlier") or {"steps": 0}
+            count = record["steps"] - earlier.get("first_step", earlier["steps"])
             config = from_dict(cast(dict[str, object], record["config"]))
             schedule = "" if config.schedule == "cosine" else f", {config.schedule} schedule"
             rate = f"{config.optimiser} at {config.learning_rate:g}{schedule}"
@@ -265,13 +276,22 @@ def _read_curves(log: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     }
 
 
-def show_length(steps: int | float | None, epochs: float | None) -> str:
-    """How long a run was, for people: in epochs from one on.
+def show_length(epochs: float | None, images: int | float | None) -> str:
+    """How long a run was, for people: in epochs from one on, else in images.
 
-    >>> show_length(468, 1.0), show_length(600_000, 1538.46), show_length(1200, 0.003)
-    ('1 epoch', '1,538 epochs', '1,200 steps')
+    >>> show_length(1.0, 59_904), show_length(1538.46, 76_923_000), show_length(0.003, 153_600)
+    ('1 epoch', '1,538 epochs', '153,600 images')
     """
     if epochs is not None and epochs >= 1:
         number = f"{epochs:.3g}" if epochs < 1000 else f"{epochs:,.0f}"
         return f"{number} epoch{'' if epochs == 1 else 's'}"
-    return "" if steps is None else f"{steps:,.0f} steps"
+    return "" if images is None else f"{show_count(images)} images"
+
+
+def show_count(count: int | float) -> str:
+    """A large number for people.
+
+    >>> show_count(153_600), show_count(3_072_000)
+    ('153,600', '3.07 million')
+    """
+    return f"{count:,.0f}" if count < 1_000_000 else f"{count / 1_000_000:.3g} million"
