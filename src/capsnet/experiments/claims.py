@@ -101,8 +101,9 @@ def measure_claims(found: Found, options: Options) -> Outcome:
         pictures={"": lambda path: plots.draw_claims(caption, dots, widths.curves, path)},
         data=list_origins(found),
         notes=(
-            "A change is that between two runs of one seed that differ in their network alone, not "
-            "between the means of Table 1; without such a pair it counts as not run yet.",
+            "A change is in percentage points, below zero where the first of the two makes fewer "
+            "errors. It is that between two runs of one seed that differ in their network alone, "
+            "not between the means of Table 1; without such a pair it counts as not run yet.",
             "A natural deviation is the standard deviation of width over test digits of a class.",
             "The dimension that correlates best with the width is chosen on training digits.",
         ),
