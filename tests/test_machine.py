@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from capsnet import machine
-from capsnet.machine import avoid_broken_tiles, prefer_onednn, write_atomically
+from capsnet.machine import (
+    _CPUINFO,
+    _describe_processor,
+    avoid_broken_tiles,
+    prefer_onednn,
+    write_atomically,
+)
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 COUNT_FAULTS = """
@@ -53,7 +59,10 @@ def test_kept_memory_is_touched_without_page_faults() -> None:
 
 def test_import_of_the_package_leaves_the_allocator_alone() -> None:
     names = "[getattr(capsnet, name) for name in capsnet.__all__]"
-    script = f"import capsnet.machine; capsnet.machine.keep_memory = None; {names}"
+    script = (
+        "import ctypes; library, ctypes.CDLL = ctypes.CDLL, None; import capsnet.machine; "
+        f"ctypes.CDLL = library; capsnet.machine.keep_memory = None; {names}"
+    )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
@@ -131,6 +140,8 @@ def test_products_of_onednn_are_those_of_float32(tmp_path: Path, products: Any) 
     amd = write_cpuinfo(tmp_path / "info", vendor="AuthenticAMD", flags="avx512f")
     chosen = prefer_onednn(amd)
     assert products.fp32_precision == ("bf16" if chosen else "none")
+    if not _describe_processor(_CPUINFO).get("flags", "amx_tile").count("amx_tile"):
+        assert chosen  # there is nothing here that rounds
     torch.manual_seed(0)
     left, right = torch.randn(5, 70, 300), torch.randn(5, 300, 90)
     exact = (left.double() @ right.double()).float()

@@ -18,8 +18,12 @@ def test_library_example_prints_what_its_comments_say() -> None:
 
 def test_links_and_pictures_exist() -> None:
     for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", file.read_text()):
-            assert (file.parent / target).exists(), f"{file.name}: {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", file.read_text()):
+            path = file.parent / target if target else file
+            assert path.exists(), f"{file.name}: {target}"
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M) if anchor else []
+            anchors = [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
+            assert not anchor or anchor in anchors, f"{file.name}: {target}#{anchor}"
 
 
 def test_map_names_every_part() -> None:

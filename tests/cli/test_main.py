@@ -101,11 +101,14 @@ def test_mistake_is_answered_by_one_sentence(
     assert len(shown.err.splitlines()) == 1
 
 
-def test_products_are_chosen_once_a_command_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_products_are_chosen_once_a_command_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     chosen: list[str] = []
-    monkeypatch.setattr("capsnet.cli.prefer_onednn", lambda: chosen.append("torch"))
+    monkeypatch.setattr("capsnet.cli.keep_memory", lambda: chosen.append("memory"))
+    monkeypatch.setattr("capsnet.cli.prefer_onednn", lambda: chosen.append("products"))
     assert run("list") == 0
-    assert chosen == ["torch"]
+    assert sorted(chosen) == ["memory", "products"]
 
 
 def test_failure_and_interruption_have_their_own_status(

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +150,7 @@ def test_a_long_classification_for_programs_tells_how_far_it_is(
     assert run(*[tmp_path / "a.png"] * 3, "--weights", weights, "--json") == 0
     shown = capsys.readouterr()
     assert len(json.loads(shown.out)) == 3
-    assert "classified 1 of 3 examples, 0 s left\n" in shown.err
+    assert re.search(r"classified 1 of 3 examples, \d+ s left\n", shown.err)
 
 
 def test_files_may_be_large_and_named_by_any_bytes(

@@ -6,6 +6,7 @@ from made_up_runs import write_run
 
 from capsnet.cli import main
 from capsnet.experiments.catalogue import EXPERIMENTS
+from capsnet.experiments.runs import Options
 
 
 def run(*arguments: object) -> int:
@@ -28,6 +29,38 @@ def test_a_wrong_name_is_answered_by_one_sentence(capsys: pytest.CaptureFixture[
     captured = capsys.readouterr()
     assert captured.err.startswith("capsnet: unknown experiment 'fig33'; did you mean 'fig3'?")
     assert captured.err.count("\n") == 1
+
+
+def test_each_flag_reaches_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Options] = []
+
+    def look(name: str, options: Options, say: object) -> None:
+        given.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("capsnet.cli.reproduce.reproduce_experiment", look)
+    numbers = ("--trials", 2, "--epochs", 4, "--steps", 7, "--num-examples", 9, "--threads", 1)
+    others = ("--quick", "--overwrite", "--device", "mps", "--data-dir", "d", "--weights", "w")
+    places = ("--runs", "r", "--out", "o", "--no-train", "--digits", 3, "--digits", 5)
+    assert run("reproduce", "fig4", *numbers, *others, *places) == 2
+    assert given == [
+        Options(
+            trials=2,
+            epochs=4,
+            steps=7,
+            num_examples=9,
+            threads=1,
+            quick=True,
+            overwrite=True,
+            device="mps",
+            data_dir=Path("d"),
+            weights=("w",),
+            runs=Path("r"),
+            out=Path("o"),
+            train=False,
+            digits=(3, 5),
+        )
+    ]
 
 
 def test_finished_runs_become_a_result_and_a_report(

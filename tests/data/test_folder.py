@@ -1,6 +1,7 @@
 import os
 import re
 import struct
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,7 @@ def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     [
         ("1", 1, (255, 255, 255)),
         ("L", 90, (90, 90, 90)),
-        ("P", 0, None),
+        ("P", 7, (21, 7, 248)),
         ("RGB", (10, 20, 30), (10, 20, 30)),
         ("RGBA", (100, 200, 50, 128), (50, 100, 25)),
         ("LA", (100, 0), (0, 0, 0)),
@@ -140,17 +141,19 @@ def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     ],
 )
 def test_any_mode_becomes_colour(
-    mode: str, colour: object, expected: tuple[int, ...] | None, tmp_path: Path
+    mode: str, colour: object, expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     folder = write_classes(tmp_path / "images", {"a": 2, "b": 2})
     (folder / "a" / "00.png").unlink()
     ending = "tiff" if mode in ("CMYK", "F", "LA", "I") else "png"
-    Image.new(mode, (12, 12), colour).save(folder / "a" / f"00.{ending}")  # type: ignore[arg-type]
+    image = Image.new(mode, (12, 12), colour)  # type: ignore[arg-type]
+    if mode == "P":
+        image.putpalette(bytes(chain(*((3 * k % 256, k, 255 - k) for k in range(256)))))
+    image.save(folder / "a" / f"00.{ending}")
     contents = list_folder(folder, test_fraction=0.5, seed=0)
     images = load_folder(folder, contents, size=8, num_channels=3)
     middle = images[0, :, 4, 4]
-    if expected is not None:
-        assert np.abs(middle.astype(int) - expected).max() <= 1
+    assert np.abs(middle.astype(int) - expected).max() <= 1
 
 
 def test_a_dark_pgm_of_16_bits_stays_dark(tmp_path: Path) -> None:

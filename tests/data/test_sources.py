@@ -170,9 +170,11 @@ def test_a_killed_download_never_takes_the_files_place(server: Server, tmp_path:
         folder.is_dir() and any(path.stat().st_size for path in folder.iterdir())
     ):
         threading.Event().wait(0.05)
+    assert child.poll() is None  # in the midst of it
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert not (folder / "file.bin").exists()
+    [draft] = folder.iterdir()
+    assert draft.name != "file.bin"
 
 
 def test_drafts_of_killed_downloads_are_removed_and_those_under_way_left(

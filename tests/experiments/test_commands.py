@@ -200,6 +200,22 @@ def test_a_network_of_the_users_choice_replaces_no_result_unasked(
     assert not reproduce("fig3", other, reporter=NoTraining()).is_new
 
 
+def test_numbers_of_the_paper_outside_table_1_are_as_printed() -> None:
+    names = ("affnist", "fig5", "cifar10", "smallnorb", "svhn", "figA1", "claims")
+    rows = {name: EXPERIMENTS[name].expected for name in names}
+    printed = {name: [row.paper for row in rows[name] if row.paper is not None] for name in names}
+    assert printed == {
+        "affnist": [0.9923, 0.9922, 0.79, 0.66],
+        "fig5": [0.052],
+        "cifar10": [0.106],
+        "smallnorb": [0.027],
+        "svhn": [0.043],
+        "figA1": [0.007, 1e-5],
+        # 0.25 - 0.29, 5.2 - 7.5, 0.25 - 0.35 and 0.29 - 0.34 per cent.
+        "claims": pytest.approx([-0.0004, -0.023, -0.001, -0.0005]),
+    }
+
+
 def test_affnist_says_that_its_test_set_is_regenerated(runs: Path, tmp_path: Path) -> None:
     done = reproduce("affnist", tiny(runs, tmp_path), reporter=Silent())
     notes, data = done.record["notes"], done.record["data"]

@@ -1,18 +1,33 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from made_up_runs import TINY, write_run
 from torch.testing import assert_close
 
-from capsnet.data import DataConfig, load_split
+from capsnet.data import DataConfig, Split, load_split
+from capsnet.experiments import overlap
 from capsnet.experiments.digits import (
     OFFSETS,
     PROPERTIES,
+    _pick_failures,
     measure_digits,
     name_effects,
     turn_dimensions,
 )
-from capsnet.experiments.overlap import Pairs, choose_threshold, score_masks
+from capsnet.experiments.overlap import (
+    Pairs,
+    _absent,
+    choose_threshold,
+    overlapping_digits,
+    score_masks,
+    see_pairs,
+)
+from capsnet.experiments.runs import Options
+from capsnet.experiments.trained import open_source
 from capsnet.models import CapsNet, CapsNetConfig
+from capsnet.training.evaluation import WrongExample
 
 
 def measures(image: torch.Tensor) -> dict[str, float]:
@@ -91,6 +106,44 @@ def test_predictions_stand_beside_the_labels_they_agree_with() -> None:
     )
     assert pairs.predictions.tolist() == [[2, 0], [0, 2], [1, 0], [2, 1]]
     assert pairs.is_right.tolist() == [True, True, False, False]
+
+
+def test_a_digit_that_is_absent_was_not_found_either() -> None:
+    pairs = pairs_of([[0.9, 0.8, 0.7, 0.6]], [[0, 2]])  # found: 0 and 1
+    assert _absent(pairs, 0).tolist() == [0, 3]
+
+
+def test_a_5_taken_for_a_3_is_the_first_failure_shown_and_each_label_once() -> None:
+    wrong = [
+        WrongExample(index, (label,), (prediction,))
+        for index, (label, prediction) in enumerate([(4, 9), (4, 1), (5, 8), (5, 3)])
+    ]
+    assert [each.index for each in _pick_failures(wrong, 2)] == [3, 0]
+
+
+def test_the_level_that_cuts_digits_out_is_chosen_on_training_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Pairs] = {}
+
+    def look(model: CapsNet, split: Split, count: int) -> Pairs:
+        made[split.split] = see_pairs(model, split, count)
+        return made[split.split]
+
+    def choose(model: CapsNet, pairs: Pairs) -> float:
+        assert pairs is made["train"]
+        return 0.2
+
+    monkeypatch.setattr(overlap, "see_pairs", look)
+    monkeypatch.setattr(overlap, "choose_threshold", choose)
+    model = {**TINY, "image_height": 36, "image_width": 36}
+    run = write_run(
+        tmp_path / "a", "multimnist", error=0.1, changes={"model": model}, with_weights=True
+    )
+    found = {"capsnet": [open_source(str(run))]}
+    outcome = overlapping_digits(found, Options(num_examples=100))
+    assert list(made) == ["test", "train"]
+    assert "at least 0.2 there" in outcome.notes[1]
 
 
 def test_a_digit_that_was_not_found_has_no_mask() -> None:

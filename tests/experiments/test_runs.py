@@ -281,13 +281,16 @@ def test_routing_is_measured_on_as_many_examples_as_are_asked_for_and_there(
 
     def changes(model: CapsNet, images: Tensor) -> dict[str, list[float]]:
         seen.append(len(images))
-        return {"logits": [float(len(images))] * 10, "coupling": [0.0] * 10}
+        logits = [float(len(images) + place) for place in range(10)]
+        return {"logits": logits, "coupling": [place / 10 for place in range(10)]}
 
     monkeypatch.setattr("capsnet.experiments.iterations.routing_changes", changes)
     outcome = routing_convergence(found, Options(num_examples=150))
     assert seen == [100, 50]
     assert outcome.rows[0].num_examples == 150
-    assert outcome.rows[0].mean == pytest.approx((100 * 100 + 50 * 50) / 150)
+    mean = (100 * 100 + 50 * 50) / 150
+    # The second and the fifth iteration.
+    assert [row.mean for row in outcome.rows] == pytest.approx([mean + 1, mean + 4, 0.1, 0.4])
     routing_convergence(found, Options(num_examples=10_050))
     assert sum(seen) == 150 + 10_000
 

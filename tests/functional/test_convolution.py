@@ -52,10 +52,13 @@ def frequency(
     return outputs
 
 
+@pytest.mark.parametrize("store", [torch.clone, store_taps_first])
 @pytest.mark.parametrize("algorithm", ["auto", "direct", "patches", "frequency"])
-def test_convolution_equals_the_reference(algorithm: Algorithm) -> None:
+def test_convolution_equals_the_reference(
+    algorithm: Algorithm, store: Callable[[Tensor], Tensor]
+) -> None:
     images = torch.randn(2, 3, 12, 14, dtype=torch.float64)
-    weight = torch.randn(5, 3, 4, 7, dtype=torch.float64)
+    weight = store(torch.randn(5, 3, 4, 7, dtype=torch.float64))
     bias = torch.randn(5, dtype=torch.float64)
     expected = [
         reference.convolution(image.numpy(), weight.numpy(), bias.numpy(), stride=2)

@@ -79,10 +79,17 @@ def test_parameter_counts_of_variants() -> None:
     assert abs(num_parameters(model_config("cnn_affnist")) / of_affnist - 1) < 0.01
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_capsnet_equals_the_reference(uniform: bool) -> None:
+@pytest.mark.parametrize(("uniform", "orphan"), [(False, False), (True, False), (False, True)])
+def test_capsnet_equals_the_reference(uniform: bool, orphan: bool) -> None:
     torch.manual_seed(0)
-    config = replace(SMALL, bias=True, initialisation="authors", uniform_primary_coupling=uniform)
+    config = replace(
+        SMALL,
+        bias=True,
+        initialisation="authors",
+        uniform_primary_coupling=uniform,
+        orphan=orphan,
+        num_iterations=4,
+    )
     model = CapsNet(config).double()
     images = images_of(SMALL, dtype=torch.float64)
     output = model(images)
@@ -101,7 +108,7 @@ def test_capsnet_equals_the_reference(uniform: bool) -> None:
         grid = maps.reshape(3, 4, rows, columns).transpose(2, 3, 0, 1).reshape(-1, 4)
         capsules = np.stack([reference.squash(vector) for vector in grid])
         votes = reference.dense_votes(capsules, state["classes.weight"])
-        expected, _, _ = reference.routing(votes, 3, bias=state["classes.bias"])
+        expected, _, _ = reference.routing(votes, 4, bias=state["classes.bias"], orphan=orphan)
         assert_close(output.capsules[image], torch.from_numpy(expected), rtol=0, atol=1e-12)
     assert_close(output.lengths, output.capsules.norm(dim=-1))
 

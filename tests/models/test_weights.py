@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_old_file(
     assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-def test_each_flipped_byte_of_a_tensor_is_noticed(model: CapsNet, tmp_path: Path) -> None:
+def test_a_flipped_byte_of_a_tensor_is_noticed(model: CapsNet, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     weights.save_weights(path, model, {})
     content = bytearray(path.read_bytes())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from capsnet.data import Batch, DataConfig, Split, load_split
 from capsnet.data.order import Draws
-from capsnet.models import CNN, CapsNet, CapsNetConfig, CNNConfig
+from capsnet.models import CNN, CapsNet, CapsNetConfig, CapsNetOutput, CNNConfig
 from capsnet.training import evaluate
 from capsnet.training.evaluation import check_origin
 
@@ -76,6 +76,31 @@ def test_ensemble_adds_probabilities() -> None:
     wrong = evaluate([Table(unsure_of_2)], split)
     right = evaluate([Table(unsure_of_2), Table(sure_of_1), Table(unsure_of_2)], split)
     assert (wrong.num_errors, right.num_errors, right.num_models) == (1, 0, 3)
+
+
+class Lengths(CapsNet):
+    """A CapsNet that finds the same lengths in every image."""
+
+    def __init__(self, *lengths: float) -> None:
+        super().__init__(
+            CapsNetConfig(
+                image_height=3, image_width=2, conv_channels=1, conv_kernel=1,
+                primary_types=1, primary_kernel=1, decoder=False,
+            )
+        )  # fmt: skip
+        self.lengths = torch.tensor([lengths])
+
+    def forward(
+        self, images: Tensor, *, reconstruct: object = None, trace: bool = False
+    ) -> CapsNetOutput:
+        return CapsNetOutput(torch.zeros(1, 10, 16), self.lengths, None, None)
+
+
+def test_ensemble_of_capsnets_adds_lengths() -> None:
+    """1.0 is more than 0.95; the squares of the lengths, or a softmax, say otherwise."""
+    models = [Lengths(0, 0.9, 0.8, *[0] * 7), Lengths(0, 0.05, 0.2, *[0] * 7)]
+    assert evaluate(models, Written([(2,)])).num_errors == 0
+    assert evaluate(models[:1], Written([(2,)])).num_errors == 1
 
 
 def test_part_of_a_split_is_spread_evenly_and_said_so() -> None:

@@ -3,7 +3,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -419,11 +418,48 @@ def test_curve_is_logged_and_does_not_change_the_result(tmp_path: Path) -> None:
 def test_time_of_training_is_without_evaluations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Training, "log_evaluation", lambda self: time.sleep(0.4))
-    began = time.monotonic()
+    clock = [0.0]
+
+    def evaluate_long(self: Training) -> None:
+        clock[0] += 1000
+
+    def tick() -> float:
+        clock[0] += 0.001
+        return clock[0]
+
+    monkeypatch.setattr(Training, "log_evaluation", evaluate_long)
+    monkeypatch.setattr("capsnet.training.loop.time.monotonic", tick)
     result = train(tiny_config(evaluate_every=1), tmp_path / "run", reporter=Reporter())
-    elapsed = time.monotonic() - began
-    assert float(str(result["seconds"])) <= elapsed - 3 * 0.4
+    assert 0 < float(str(result["seconds"])) < 1000 < clock[0]
+
+
+def test_a_line_of_the_log_is_the_mean_of_its_steps(tmp_path: Path) -> None:
+    for name, every in (("each", 1), ("whole", 8)):
+        config = tiny_config(epochs=1, log_every=every, model={"decoder": True})
+        train(config, tmp_path / name, reporter=Reporter())
+    each, [whole] = read_log(tmp_path / "each"), read_log(tmp_path / "whole")
+    for key in ("loss", "classification_loss", "reconstruction_loss", "error_rate"):
+        assert whole[key] == pytest.approx(sum(line[key] for line in each) / 8)
+    assert whole["loss"] == pytest.approx(
+        whole["classification_loss"] + 0.01 * whole["reconstruction_loss"]
+    )
+
+
+def test_threads_and_compilation_are_those_that_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[torch.nn.Module] = []
+    counts: list[int] = []
+
+    def compile(model: torch.nn.Module) -> torch.nn.Module:
+        compiled.append(model)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    config = tiny_config(epochs=1, compile=True, threads=3)
+    train(config, tmp_path / "run", reporter=Reporter())
+    assert (len(compiled), counts) == (1, [3])
 
 
 def test_model_takes_image_shape_and_classes_from_the_data(tmp_path: Path) -> None:

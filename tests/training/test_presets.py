@@ -1,7 +1,9 @@
+from dataclasses import asdict
+
 import pytest
 
 from capsnet.data import list_datasets
-from capsnet.models import CapsNetConfig, CNNConfig
+from capsnet.models import CapsNetConfig, CNNConfig, model_config
 from capsnet.training import PRESETS, configure
 
 NAMES = [
@@ -35,6 +37,43 @@ def test_model_of_a_preset_is_what_its_name_says(name: str) -> None:
     assert model.num_iterations == (1 if "-r1" in name else 3)
     assert model.decoder == (not name.endswith("norecon") and name != "cifar10")
     assert model.orphan == (name == "cifar10")
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        ("mnist", "capsnet_mnist"),
+        ("mnist-cnn", "cnn_mnist"),
+        ("multimnist", "capsnet_multimnist"),
+        ("multimnist-cnn", "cnn_multimnist"),
+        ("affnist", "capsnet_affnist"),
+        ("affnist-cnn", "cnn_affnist"),
+        ("cifar10", "capsnet_cifar10"),
+        ("smallnorb", "capsnet_smallnorb"),
+        ("svhn", "capsnet_svhn"),
+    ],
+)
+def test_preset_trains_the_network_of_the_paper_with_the_authors_initial_values(
+    name: str, network: str
+) -> None:
+    wanted, model = asdict(model_config(network)), asdict(configure(name).model)
+    of_the_authors = {"initialisation": "authors", "bias": True, "uniform_primary_coupling": True}
+    assert model == wanted | ({} if name.endswith("-cnn") else of_the_authors)
+
+
+def test_settings_that_the_docs_name() -> None:
+    assert configure("mnist").warmup_steps == 200
+    assert configure("mnist").reconstruction_weight == 0.01
+    assert configure("svhn").reconstruction_weight == 0.0005
+    assert configure("multimnist-cnn").learning_rate == 0.002
+    assert configure("mnist-cnn").learning_rate == 0.001
+    assert configure("mnist").learning_rate == configure("cifar10").learning_rate == 0.004
+
+
+def test_errors_of_the_paper_outside_table_1_are_as_printed() -> None:
+    printed = {name: PRESETS[name].paper_error for name in ("cifar10", "smallnorb", "svhn")}
+    assert printed == {"cifar10": 0.106, "smallnorb": 0.027, "svhn": 0.043}
+    assert (PRESETS["affnist"].paper_error, PRESETS["affnist-cnn"].paper_error) == (0.21, 0.34)
 
 
 def test_paper_schedule_brings_the_authors_number_of_steps_and_rate() -> None:

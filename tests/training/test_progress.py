@@ -13,7 +13,10 @@ from capsnet.training.progress import Bar, Lines, Reporter, TensorBoard, choose_
 LINE = {"loss": 0.25, "error_rate": 0.5, "images_per_second": 140.0}
 
 
-def test_lines_are_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_plain_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("capsnet.training.progress.time.monotonic", lambda: 1000.0)
     lines = Lines()
     lines.start(0, 1200)
     lines.advance(1, None)
@@ -60,8 +63,8 @@ def test_long_evaluation_shows_how_far_it_is(
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
     for reporter, wanted in (
-        (Lines(), "evaluated 250 of 1,000 examples, 0 s left"),
-        (Lines(deed="read"), "read 250 of 1,000 examples, 0 s left"),
+        (Lines(), "evaluated 250 of 1,000 examples, "),
+        (Lines(deed="read"), "read 250 of 1,000 examples, "),
         (Bar(), "250"),
     ):
         for done in (0, 250, 500, 1000):
@@ -85,7 +88,6 @@ def test_bar_is_for_terminals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensorboard_gets_scalars_and_reconstructions(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = tiny_config(epochs=2, tensorboard=True, evaluate_every=1, model={"decoder": True})
@@ -101,7 +103,6 @@ def test_tensorboard_gets_scalars_and_reconstructions(tmp_path: Path) -> None:
 
 
 def test_tensorboard_of_a_killed_run_shows_no_step_twice(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for start, steps in ((0, (3, 6, 9)), (6, (9, 12))):
@@ -116,7 +117,6 @@ def test_tensorboard_of_a_killed_run_shows_no_step_twice(tmp_path: Path) -> None
 
 
 def test_tensorboard_shows_stereo_pairs(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     model = model_from_config(CapsNetConfig(image_channels=2, conv_channels=4, primary_types=2))
     pairs = np.zeros((3, 2, 28, 28), dtype=np.uint8)
     split = ArraySplit(
