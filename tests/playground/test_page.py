@@ -627,7 +627,10 @@ def test_light_and_dark_can_be_chosen(visit: Callable[[str], Page], address: str
     assert page.evaluate(colour) != before
     page.reload()
     settle(page)
-    assert page.evaluate(colour) != before
+    assert (chosen := page.evaluate(colour)) != before
+    page.goto(f"{address}/docs")
+    expect(page.locator("#operations section").first).to_be_visible()
+    assert page.evaluate(colour) == chosen
 
 
 def test_without_weights_for_two_digits_the_page_says_so(

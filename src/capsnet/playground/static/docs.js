@@ -1,6 +1,7 @@
 // The API's documentation, made from openapi.json.
 
 import { get, say } from "./api.js";
+import { showTheme } from "./theme.js";
 
 const examples = {
   "/api/predict": { weights: "mnist", image: { test: 0 } },
@@ -63,4 +64,5 @@ async function show() {
   host.append(types);
 }
 
+showTheme();
 show().catch((error) => say(error.message));

@@ -7,6 +7,7 @@ import { Pad } from "./pad.js";
 import { PairView } from "./pair.js";
 import { RoutingView } from "./routing.js";
 import { change, readAddress, state, writeAddress } from "./state.js";
+import { showTheme, switchTheme } from "./theme.js";
 
 const find = (id) => document.getElementById(id);
 const tabs = [...document.querySelectorAll("[role=tab]")];
@@ -70,24 +71,6 @@ function showSettings() {
   find("iterations").value = page.iterations ?? "";
 }
 
-/** The theme chosen last, kept if there is one given; browsers may refuse to store anything. */
-function remember(theme) {
-  try {
-    if (theme) localStorage.setItem("theme", theme);
-    return localStorage.getItem("theme");
-  } catch {
-    return theme;
-  }
-}
-
-function chooseTheme() {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  remember(root.dataset.theme);
-  update({ keep: true });
-}
-
 function listen() {
   tabs.forEach((tab, place) => {
     tab.addEventListener("click", () => {
@@ -111,7 +94,10 @@ function listen() {
     change({ iterations: find("iterations").value, step: "", offsets: "" });
     update({ keep: true });
   });
-  find("theme").addEventListener("click", chooseTheme);
+  find("theme").addEventListener("click", () => {
+    switchTheme();
+    update({ keep: true });
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update({ keep: true }));
   document.addEventListener("keydown", (event) => {
     if (event.target.closest("input, select, textarea") && event.target.type !== "radio") return;
@@ -135,8 +121,7 @@ async function showAddress() {
 }
 
 async function start() {
-  const theme = remember();
-  if (theme) document.documentElement.dataset.theme = theme;
+  showTheme();
   page.all = (await get("/api/weights")).weights;
   find("weights").append(...page.all.map((each) => new Option(each.name, each.name)));
   find("iterations").append(...page.iterationOptions());
