@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Float32
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from capsnet.data.augment import standardise
 from capsnet.data.catalogue import STANDARDISED
+from capsnet.data.folder import turn_upright
 from capsnet.models import CapsNet, Model
 from capsnet.models.weights import WEIGHTS
 from capsnet.playground.pictures import BOX, PAIR_BOX, Prepared, open_image, prepare_image
@@ -163,7 +164,7 @@ def classify(
 
 def _open(image: object) -> Image.Image:
     if isinstance(image, Image.Image):
-        return ImageOps.exif_transpose(image)
+        return turn_upright(image.copy())
     if not isinstance(image, str | PathLike):
         kind = type(image).__name__
         raise ValueError(f"images must be files or Pillow's (Image.fromarray), got {kind}")
