@@ -1,5 +1,6 @@
 """`capsnet export` writes a checked file, and names each mistake."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,15 @@ def test_a_run_becomes_a_file_of_its_name(
 
 @pytest.mark.parametrize(("format", "suffix"), [("onnx", ".onnx"), ("torch-export", ".pt2")])
 def test_a_file_that_cannot_be_written_is_one_sentence(
-    format: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    format: str,
+    suffix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     save_weights(tmp_path / "a.safetensors", CapsNet(COLOUR), {})
-    (tmp_path / f".a.partial{suffix}").mkdir()  # in the way of the draft
+    monkeypatch.setattr("capsnet.machine.secrets.token_hex", lambda count: "7")
+    (tmp_path / f".a{suffix}.{os.getpid()}-7.partial").mkdir()  # in the way of the draft
     assert (
         run(tmp_path / "a.safetensors", "--format", format, "--out", tmp_path / f"a{suffix}") == 2
     )

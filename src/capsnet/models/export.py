@@ -11,7 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsnet.checks import missing_library
+from capsnet.machine import draft_of
 from capsnet.models import CapsNet, Model
 
 Format = Literal["onnx", "torch-export"]
@@ -85,27 +86,21 @@ def export_model(
     if format == "onnx":
         _require_onnx()
     network = Exported(_stored_plainly(model)).eval()
-    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        with _quiet():
-            program = torch.export.export(
-                network,
-                (images[:2],),
-                dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
-            )
-            write = _write_onnx if format == "onnx" else _write_program
-            write(program, temporary, output_names(model), {"class_names": json.dumps(class_names)})
-            differences = _compare(network, temporary, format, images)
+    with draft_of(path) as draft, _quiet():
+        program = torch.export.export(
+            network,
+            (images[:2],),
+            dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+        )
+        write = _write_onnx if format == "onnx" else _write_program
+        write(program, draft, output_names(model), {"class_names": json.dumps(class_names)})
+        differences = _compare(network, draft, format, images)
         for name, difference in differences.items():
             if not difference <= TOLERANCE:
                 raise FloatingPointError(
                     f"the exported {name} differ from PyTorch's by {difference:.1e}, "
                     f"more than {TOLERANCE:.0e}; nothing was written"
                 )
-        temporary.replace(path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return differences
 
 
@@ -178,7 +173,8 @@ def _run_onnx(path: Path, images: Tensor) -> list[Tensor]:
 
 
 def _run_program(path: Path, images: Tensor) -> list[Tensor]:
-    return list(torch.export.load(path).module()(images))
+    with path.open("rb") as file:  # by its name PyTorch would not take a draft for such a file
+        return list(torch.export.load(file).module()(images))
 
 
 @contextmanager
