@@ -73,11 +73,12 @@ def measure_claims(found: Found, options: Options) -> Outcome:
     """What routing, reconstruction and priors change, and which dimension follows the width."""
     rows: list[Row] = []
     compared: Found = {}
+    presets = {need.role: need.preset for need in CLAIMS_NEEDS}
     for row, (_, first, second, _) in zip(CLAIMS, _DIFFERENCES, strict=False):
         pairs = [
             (pair, errors)
             for pair in _pair(found.get(first, []), found.get(second, []))
-            if len(errors := list_errors(pair, find_dataset(first))) == 2
+            if len(errors := list_errors(pair, find_dataset(presets[first]))) == 2
         ]
         changes = [ours - theirs for _, (ours, theirs) in pairs]
         compared[row.label] = [ours for (ours, _), _ in pairs]

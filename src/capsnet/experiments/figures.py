@@ -82,7 +82,6 @@ class Canvas:
         ha: str = "left",
         va: str = "center",
         weight: str = "normal",
-        rotation: float = 0.0,
     ) -> None:
         """Text at a place, in inches below the title."""
         self.figure.text(
@@ -94,7 +93,6 @@ class Canvas:
             ha=ha,
             va=va,
             fontweight=weight,
-            rotation=rotation,
         )
 
     def rule(

@@ -188,7 +188,8 @@ def _headlines(found: Mapping[str, dict[str, object] | None]) -> list[Mapping[st
 def _shortfalls(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
     """Which numbers are worse than the paper's, how much shorter their training was, what lacks."""
     worse = [row for row in rows if _is_worse(row)]
-    if not worse:
+    missing = [str(row["label"]) for row in rows if row["mean"] is None]
+    if not (worse or missing):
         return
     yield from ("", "## Short of the paper, and why", "")
     yield (
@@ -203,7 +204,6 @@ def _shortfalls(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         paper = show_number(row["paper"], row["paper_spread"], row["unit"])
         length = f", after {length}" if (length := _length(row)) else ""
         yield f"- {row['label']}: {show_ours(row)} instead of {paper}{length}"
-    missing = [str(row["label"]) for row in rows if row["mean"] is None]
     if missing:
         yield f"- {_NOT_RUN.capitalize()}: {'; '.join(missing)}"
 

@@ -258,7 +258,7 @@ def _learning_curves(run: Trained, dataset: str) -> list[plots.Curve]:
 
 def find_dataset(preset: str) -> str:
     """The dataset that a preset is tested on."""
-    return PRESETS[preset].build().data.name if preset in PRESETS else "mnist"
+    return PRESETS[preset].build().data.name
 
 
 def list_errors(runs: Sequence[Trained], dataset: str) -> list[float]:
