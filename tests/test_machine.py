@@ -13,9 +13,8 @@ import torch
 
 from capsnet import machine
 from capsnet.machine import (
-    _CPUINFO,
-    _describe_processor,
     avoid_broken_tiles,
+    describe_processor,
     prefer_onednn,
     write_atomically,
 )
@@ -140,7 +139,7 @@ def test_products_of_onednn_are_those_of_float32(tmp_path: Path, products: Any) 
     amd = write_cpuinfo(tmp_path / "info", vendor="AuthenticAMD", flags="avx512f")
     chosen = prefer_onednn(amd)
     assert products.fp32_precision == ("bf16" if chosen else "none")
-    if not _describe_processor(_CPUINFO).get("flags", "amx_tile").count("amx_tile"):
+    if not describe_processor().get("flags", "amx_tile").count("amx_tile"):
         assert chosen  # there is nothing here that rounds
     torch.manual_seed(0)
     left, right = torch.randn(5, 70, 300), torch.randn(5, 300, 90)

@@ -65,7 +65,7 @@ def avoid_broken_tiles(cpuinfo: Path = _CPUINFO) -> bool:
     >>> avoid_broken_tiles(Path("a machine that tells nothing"))
     False
     """
-    told = _describe_processor(cpuinfo)
+    told = describe_processor(cpuinfo)
     level = told.get("cpuid level", "")
     has_tiles = "amx_tile" in told.get("flags", "").split()
     if not (has_tiles and level.isdecimal() and int(level) < _TILE_LEAF):
@@ -87,7 +87,7 @@ def prefer_onednn(cpuinfo: Path = _CPUINFO) -> bool:
     >>> prefer_onednn(Path("a machine that tells nothing"))
     False
     """
-    told = _describe_processor(cpuinfo)
+    told = describe_processor(cpuinfo)
     flags = told.get("flags", "").split()
     if told.get("vendor_id") != "AuthenticAMD" or "avx512f" not in flags or "amx_tile" in flags:
         return False
@@ -104,7 +104,7 @@ def prefer_onednn(cpuinfo: Path = _CPUINFO) -> bool:
     return is_exact
 
 
-def _describe_processor(cpuinfo: Path) -> dict[str, str]:
+def describe_processor(cpuinfo: Path = _CPUINFO) -> dict[str, str]:
     """What the system tells of the first core; nothing where there is no such file."""
     try:
         with cpuinfo.open() as file:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsnet.checks import unknown_name
 from capsnet.data import DataConfig, Split, load_split
-from capsnet.functional import RoutingStep, VoteSource, iterate_routing
+from capsnet.functional import RoutingStep, VoteSource
 from capsnet.models import CapsNet
 from capsnet.playground.networks import TrainedNetwork
 from capsnet.playground.pictures import place_digit
@@ -292,14 +292,10 @@ def _run(
     model = weights.capsules
     if num_iterations is not None and not 1 <= num_iterations <= MAX_ITERATIONS:
         raise ValueError(f"num_iterations must be 1 to {MAX_ITERATIONS}, got {num_iterations}")
-    iterations = num_iterations or model.config.num_iterations
     grid = model.encode(weights.to_input(image[None]))  # (1, H, W, T, D)
-    layer = model.classes
-    votes = layer.vote(grid.flatten(1, 3))
-    steps = iterate_routing(
-        votes, iterations, prior_logits=layer.prior_logits, bias=layer.bias, orphan=layer.orphan
-    )
-    return grid, votes, tuple(steps)
+    primary = grid.flatten(1, 3)  # (1, I, D)
+    steps = model.classes.iterate(primary, num_iterations)
+    return grid, model.classes.vote(primary), tuple(steps)
 
 
 def _decode(model: CapsNet, vectors: Float[Tensor, "B E"], number: int) -> Float[Tensor, "B C H W"]:

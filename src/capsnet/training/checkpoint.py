@@ -54,7 +54,7 @@ class Earlier(NamedTuple):
 
 @dataclass
 class TrainState:
-    """What a step of training changes: weights, Adam's moments, the weight average, counts."""
+    """What a step of training changes: weights, moments, the weight average, counts."""
 
     model: Model
     optimiser: FusedAdam

@@ -151,8 +151,9 @@ class TrainConfig:
                 "a run needs either epochs or steps, and not both; "
                 f"got epochs={self.epochs}, steps={self.steps}"
             )
-        counts = ("epochs", "steps", "batch_size", "decay_steps", "log_every", "num_evaluated")
-        for name in (*counts, "threads"):
+        for name in (
+            "epochs", "steps", "batch_size", "decay_steps", "log_every", "num_evaluated", "threads",
+        ):  # fmt: skip
             check_count(name, getattr(self, name))
         for name in ("evaluate_every", "warmup_steps", "checkpoint_epochs"):
             check_count(name, getattr(self, name), minimum=0)
@@ -353,10 +354,8 @@ def _decode(name: str, value: object, hint: object) -> object:
         if value in arguments:
             return value
     elif origin is tuple and isinstance(value, list | tuple):
-        inner = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(inner) == len(value):
-            return tuple(_decode(name, item, kind) for item, kind in zip(value, inner, strict=True))
-    elif hint in (None, type(None)):
+        return tuple(_decode(name, item, arguments[0]) for item in value)  # of one kind
+    elif hint is type(None):
         if value is None:
             return None
     elif hint is float:

@@ -204,7 +204,7 @@ class Training:
             yield from islice(batches, self.num_steps - self.state.step)
 
     def update(self, batch: Batch, rate: float) -> bool:
-        """One step of Adam on the mean loss of the global batch; whether to stop after it."""
+        """One step on the mean loss of the global batch; whether to stop after it."""
         model, optimiser = self.state.model, self.state.optimiser
         batch = Batch(*(part.to(self.device) for part in batch))
         # Dropout, too, is a function of the position, so nothing else must be restored.

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from capsnet import __version__
-from capsnet.machine import SUFFIX, file_digest, write_atomically
+from capsnet.machine import SUFFIX, describe_processor, file_digest, write_atomically
 from capsnet.models.weights import CHECKPOINTS, WEIGHTS
 
 CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
@@ -259,11 +259,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return describe_processor().get("model name") or platform.processor() or platform.machine()
 
 
 def _json_digest(record: Mapping[str, object]) -> str:
