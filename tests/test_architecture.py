@@ -13,18 +13,19 @@ SOURCE = Path(__file__).parents[1] / "src" / "capsnet"
 ALLOWED: dict[str, set[str]] = {
     "machine": set(),
     "checks": set(),
+    "progress": set(),
     "functional": {"checks"},
     "layers": {"functional", "checks"},
     "models": {"functional", "layers", "machine", "checks"},
-    "data": {"machine", "checks"},
-    "training": {"functional", "layers", "models", "data", "machine", "checks"},
+    "data": {"machine", "checks", "progress"},
+    "training": {"functional", "layers", "models", "data", "machine", "checks", "progress"},
     "experiments": {
-        "functional", "layers", "models", "data", "training", "machine", "checks",
+        "functional", "layers", "models", "data", "training", "machine", "checks", "progress",
     },
     "playground": {"functional", "layers", "models", "data", "training", "machine", "checks"},
     "cli": {
         "functional", "layers", "models", "data", "training", "experiments", "playground",
-        "machine", "checks",
+        "machine", "checks", "progress",
     },
 }  # fmt: skip
 

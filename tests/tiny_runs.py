@@ -20,9 +20,9 @@ from typing import NoReturn
 import torch
 
 from capsnet.models.weights import read_tensors
+from capsnet.progress import Lines, Reporter
 from capsnet.training import TrainConfig, TrainingStopped, configure, train
 from capsnet.training.config import from_dict, to_dict
-from capsnet.training.progress import Lines, Reporter
 
 TINY_MODEL: dict[str, object] = {
     "conv_channels": 5,

@@ -145,7 +145,7 @@ def test_a_long_download_tells_the_time_left_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("capsnet.progress.PATIENCE", -1.0)
     offer_svhn(monkeypatch, address, hashlib.sha256(CONTENT).hexdigest())
     assert run("data", "get", "svhn", "--data-dir", str(tmp_path)) == 0
     said = capsys.readouterr().err

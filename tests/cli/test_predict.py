@@ -144,7 +144,7 @@ def test_a_long_classification_for_programs_tells_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("capsnet.progress.PATIENCE", -1.0)
     monkeypatch.setattr("capsnet.cli.predict.BATCH_SIZE", 1)
     Image.new("L", (28, 28)).save(tmp_path / "a.png")
     assert run(*[tmp_path / "a.png"] * 3, "--weights", weights, "--json") == 0

@@ -56,7 +56,7 @@ def test_a_finished_run_is_continued_or_refused_in_one_sentence(
     on = ["--out", "on", "--continue-from", "runs/mnist-seed0", *SMALL]
     capsys.readouterr()
     assert run("train", "mnist", *on, "--epochs", "2", "--dry-run") == 2
-    assert "runs/mnist-seed0 has 8 steps behind it" in capsys.readouterr().err
+    assert "runs/mnist-seed0 has 8 steps of 16 behind it" in capsys.readouterr().err
     assert run("train", "mnist", *on, "--epochs", "3", "--json") == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 12
 
@@ -348,7 +348,7 @@ def test_data_in_a_home_that_nobody_has_is_one_sentence(
 def test_long_evaluation_leaves_stdout_to_json(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("capsnet.training.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("capsnet.progress.PATIENCE", -1.0)
     assert run("evaluate", str(finished), "--json", "--batch-size", "10") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["num_examples"] == 30

@@ -15,8 +15,8 @@ from capsnet.experiments.catalogue import EXPERIMENTS, Reproduced, reproduce
 from capsnet.experiments.runs import Options
 from capsnet.experiments.tables import _learning_curves
 from capsnet.experiments.trained import open_source
+from capsnet.progress import Reporter
 from capsnet.training import TrainingStopped
-from capsnet.training.progress import Reporter
 from capsnet.training.records import read_json
 
 #: Experiments on files that the tests write; the others are on real MNIST.

@@ -159,11 +159,14 @@ def test_weights_that_do_not_fit_their_config_are_refused_before_memory_is_taken
     [
         ({"kind": "vit"}, "must be one of capsnet, cnn, got 'vit'"),
         ({"kind": ["capsnet"]}, r"must be one of capsnet, cnn, got \['capsnet'\]"),
-        ({"kind": "capsnet", "depth": 3}, "a capsnet has no setting 'depth'"),
-        ({"kind": "capsnet", "num_classes": "10"}, "num_classes of a capsnet must be int"),
-        ({"kind": "capsnet", "decoder": 1}, "decoder of a capsnet must be bool"),
+        ({"kind": "capsnet", "depth": 3}, "unknown setting 'depth'"),
+        ({"kind": "capsnet", "num_classes": "10"}, "num_classes must be a whole number, got '10'"),
+        ({"kind": "capsnet", "decoder": 1}, "decoder must be true or false, got 1"),
         ({"kind": "cnn", "pool": 0}, "pool must be a whole number of at least 1, got 0"),
-        ({"kind": "cnn", "conv_channels": ["a"]}, "conv_channels of a cnn must be tuple"),
+        (
+            {"kind": "cnn", "conv_channels": ["a"]},
+            "conv_channels must be a whole number, got 'a'",
+        ),
     ],
 )
 def test_a_config_of_wrong_types_is_refused(plain: dict[str, object], sentence: str) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from capsnet.models import CNN, CNNConfig
 from capsnet.models.weights import read_tensors, write_tensors
+from capsnet.progress import Reporter
 from capsnet.training import load_model_and_record, train
 from capsnet.training.checkpoint import (
     TrainState,
@@ -16,7 +17,6 @@ from capsnet.training.checkpoint import (
     save_checkpoint,
 )
 from capsnet.training.optimiser import FusedAdam
-from capsnet.training.progress import Reporter
 from capsnet.training.records import list_checkpoints, remove_checkpoints
 
 Damage = Callable[[Path], object]

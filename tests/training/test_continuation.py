@@ -17,11 +17,11 @@ from torch.testing import assert_close
 from capsnet.data import Batch
 from capsnet.machine import file_digest
 from capsnet.models.weights import load_weights, save_weights
+from capsnet.progress import Reporter
 from capsnet.training import TrainConfig, train
 from capsnet.training.checkpoint import TrainState
 from capsnet.training.objective import Losses, compute_losses
 from capsnet.training.optimiser import FusedAdam
-from capsnet.training.progress import Reporter
 
 Labels = list[list[int]]
 

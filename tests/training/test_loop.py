@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 from capsnet.data import Batch, DataConfig, load_split
 from capsnet.models.weights import read_tensors
+from capsnet.progress import Reporter
 from capsnet.training import (
     TrainConfig,
     TrainingStopped,
@@ -29,7 +30,6 @@ from capsnet.training.loop import Training
 from capsnet.training.objective import Losses, compute_losses
 from capsnet.training.preparation import prepare
 from capsnet.training.processes import Processes
-from capsnet.training.progress import Reporter
 from capsnet.training.records import damaged_files, read_json
 
 

@@ -1,18 +1,23 @@
 import errno
 import json
 import resource
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_runs import tiny_config, weights_of
 
+from capsnet.data.splits import ArraySplit
+from capsnet.models import CapsNetConfig, model_from_config
+from capsnet.progress import Reporter
 from capsnet.training import train
-from capsnet.training.progress import Reporter
 from capsnet.training.records import (
     RunLog,
+    TensorBoard,
     check_run,
     damaged_files,
     describe_environment,
@@ -179,3 +184,56 @@ def test_environment_names_commit_versions_and_hardware() -> None:
     assert hardware["cores"] >= 1
     commit = find_commit()
     assert commit is None or len(commit.removesuffix("+")) == 40
+
+
+def test_tensorboard_gets_scalars_and_reconstructions(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = tiny_config(epochs=2, tensorboard=True, evaluate_every=1, model={"decoder": True})
+    metrics = train(config, tmp_path / "run", reporter=Reporter())["metrics"]
+    assert isinstance(metrics, dict)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert {"loss", "error_rate", "learning_rate"} <= set(events.Tags()["scalars"])
+    assert {"input", "reconstruction"} <= set(events.Tags()["images"])
+    tested = events.Scalars("test/error_rate")
+    assert [each.step for each in tested] == [8, 16]
+    assert tested[-1].value == pytest.approx(metrics["mnist"]["error_rate"])
+
+
+def test_tensorboard_of_a_killed_run_shows_no_step_twice(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, steps in ((0, (3, 6, 9)), (6, (9, 12))):
+        board = TensorBoard(tmp_path, start)
+        for step in steps:
+            board.add_scalars({"step": step, "loss": float(start)})
+        board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    shown = [(each.step, each.value) for each in events.Scalars("loss")]
+    assert shown == [(3, 0), (6, 0), (9, 6), (12, 6)]
+
+
+def test_tensorboard_shows_stereo_pairs(tmp_path: Path) -> None:
+    model = model_from_config(CapsNetConfig(image_channels=2, conv_channels=4, primary_types=2))
+    pairs = np.zeros((3, 2, 28, 28), dtype=np.uint8)
+    split = ArraySplit(
+        pairs,
+        np.zeros(3, dtype=np.int64),
+        name="pairs",
+        split="test",
+        class_names=("a",),
+        origin="made up",
+    )
+    board = TensorBoard(tmp_path)
+    board.add_reconstructions(model, split, step=1)
+    board.close()
+
+
+def test_missing_tensorboard_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"needs tensorboard: pip install '\.\[tensorboard\]'"):
+        train(tiny_config(tensorboard=True), tmp_path / "run", reporter=Reporter())

@@ -189,7 +189,7 @@ def _fetch(name: str, data_dir: Path | None) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from capsnet.training.progress import Lines, Reporter
+    from capsnet.progress import Lines, Reporter
 
     # On stderr, so that --json has stdout to itself.
     console = Console(stderr=True)

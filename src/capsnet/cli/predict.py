@@ -20,7 +20,7 @@ from capsnet.data.folder import FORMATS
 from capsnet.models import CapsNet
 from capsnet.playground.networks import BATCH_SIZE, TrainedNetwork, load_networks
 from capsnet.playground.pictures import Prepared, open_image, to_bytes
-from capsnet.training.progress import Reporter, choose_reporter
+from capsnet.progress import Reporter, choose_reporter
 
 Complain = Callable[[str], None]
 

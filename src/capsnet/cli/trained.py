@@ -21,13 +21,13 @@ from capsnet.models.export import SUFFIXES, Format, export_model
 from capsnet.models.weights import WEIGHTS, save_weights
 from capsnet.playground.networks import TrainedNetwork, load_networks
 from capsnet.playground.pictures import prepare_image, to_bytes
+from capsnet.progress import choose_reporter
 from capsnet.training import evaluate as evaluate_models
 from capsnet.training import load_model_and_record
 from capsnet.training.checkpoint import has_same_files, recorded_config
 from capsnet.training.config import check_count
 from capsnet.training.evaluation import check_origin
 from capsnet.training.processes import find_device
-from capsnet.training.progress import choose_reporter
 from capsnet.training.records import damaged_files
 
 #: Wrong examples that evaluate prints.

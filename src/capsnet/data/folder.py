@@ -6,12 +6,10 @@ import hashlib
 import json
 import math
 import os
-import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from capsnet.data.storage import find_data_dir
 from capsnet.machine import write_atomically
+from capsnet.progress import choose_reporter
 
 #: What is opened: plain pictures, no document formats that run other programs.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -28,7 +27,6 @@ _IGNORED = {"thumbs.db", "desktop.ini"}  # what file managers leave behind, besi
 _GREY = {"1", "L", "LA", "La", "I", "F"}  # of Pillow's modes; a palette has colours
 _DIGEST_SIZE = 32
 _NUM_NAMED = 5  # files that an error names besides the first
-_PATIENCE = 2.0  # seconds of reading without a word
 _PREPARATION = 2  # to be counted up when `fit_image` makes other bytes of a file: old caches end
 
 # The images of the last folder whose cache could not be written, under the cache's name.
@@ -99,7 +97,7 @@ def find_form(contents: ImageFolder) -> tuple[int, int]:
         except ValueError:
             # Not this one alone: reading them all makes one error of all that is wrong.
             room = np.empty((len(contents.paths), 1, 8, 8), dtype=np.uint8)
-            _read_images(contents.paths, room, path.parents[1])
+            _read_images(contents.paths, room)
             raise
     commonest = max(sides, key=lambda side: (sides[side], side))
     return min(max(commonest, 28), 48), 1 if is_grey else 3
@@ -139,7 +137,7 @@ def load_folder(
     if cache.name in _uncached:
         return _uncached[cache.name]
     images = np.empty(shape, dtype=np.uint8)
-    _read_images(contents.paths, images, folder)
+    _read_images(contents.paths, images)
     try:
         _write_cache(cache, images)
     except OSError:  # a read-only or full disk: the images then live in memory
@@ -148,31 +146,16 @@ def load_folder(
     return images
 
 
-def _read_images(
-    paths: tuple[Path, ...], images: UInt8[np.ndarray, "N C H W"], folder: Path
-) -> None:
-    """Fills `images`, with the time left on stderr: a bar on a terminal, one line elsewhere."""
-    # Here, not above: only what is read for the first time needs it.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def _read_images(paths: tuple[Path, ...], images: UInt8[np.ndarray, "N C H W"]) -> None:
+    """Fills `images`, and tells how far it is if that takes long."""
     count, num_channels, size, _ = images.shape
-    start, said, mistakes = time.monotonic(), console.is_terminal, _Mistakes()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("reading images", total=count, visible=False)
+    mistakes = _Mistakes()
+    with closing(choose_reporter("read")) as reporter:
         for number, path in enumerate(paths):
+            reporter.evaluated(number, count)
             with mistakes.noted(path):
                 images[number] = _read_image(path, size, num_channels)
-            seconds = time.monotonic() - start
-            progress.update(task, completed=number + 1, visible=seconds > _PATIENCE)
-            if seconds > _PATIENCE and not said:
-                left = seconds * (count / (number + 1) - 1)
-                print(f"reading {count} images in {folder}: {left:.0f} s left", file=sys.stderr)
-                said = True
+        reporter.evaluated(count, count)
     mistakes.refuse()
 
 

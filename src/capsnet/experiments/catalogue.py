@@ -13,8 +13,8 @@ from capsnet.experiments import claims, digits, iterations, overlap, tables
 from capsnet.experiments.outcome import Outcome, Row, quick_prefix, read_result
 from capsnet.experiments.runs import Need, Options, describe_difference, plan, train_planned
 from capsnet.experiments.trained import Found, Say, Trained, recorded_runs
+from capsnet.progress import Reporter
 from capsnet.training import configure
-from capsnet.training.progress import Reporter
 from capsnet.training.records import describe_environment, write_json
 
 

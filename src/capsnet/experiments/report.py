@@ -12,10 +12,10 @@ from capsnet.experiments.outcome import quick_prefix
 from capsnet.experiments.trained import list_parts, show_count, show_length
 from capsnet.machine import write_atomically
 from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
+from capsnet.progress import show_seconds
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import total_steps
 from capsnet.training.presets import PAPER_BATCH, PAPER_STEPS
-from capsnet.training.progress import show_seconds
 from capsnet.training.records import read_json
 
 RESULTS, COSTS = "results", "costs"

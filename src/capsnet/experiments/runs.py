@@ -19,9 +19,9 @@ from capsnet.experiments.trained import (
 )
 from capsnet.models import CapsNetConfig
 from capsnet.models.weights import WEIGHTS, list_weights
+from capsnet.progress import Reporter
 from capsnet.training import TrainConfig, configure, train
 from capsnet.training.config import check_count, differing_fields, from_dict, override, to_dict
-from capsnet.training.progress import Reporter
 from capsnet.training.records import CONFIG, RESULT, read_json
 
 _Differences = tuple[tuple[str, str], ...]

@@ -7,8 +7,8 @@ config with its kind, and a SHA-256 over record and tensors; nothing in it is ev
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from capsnet.checks import unknown_name
+from capsnet.checks import make_checked, unknown_name
 from capsnet.machine import write_atomically
 from capsnet.models import CapsNetConfig, CNNConfig, Model, ModelConfig, model_from_config
 
@@ -150,21 +150,8 @@ def config_from_dict(plain: Mapping[str, object]) -> ModelConfig:
     kind = values.pop("kind", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"the kind of a network must be one of {', '.join(_KINDS)}, got {kind!r}")
-    cls = _KINDS[kind]
-    defaults = {field.name: field.default for field in fields(cls)}
-    for name, value in values.items():
-        if name not in defaults:
-            raise ValueError(f"a {kind} has no setting {name!r} (known: {', '.join(defaults)})")
-        wanted = type(defaults[name])
-        if wanted is tuple and isinstance(value, list):
-            values[name] = value = tuple(value)
-        if wanted is float and type(value) is int:
-            values[name] = value = float(value)
-        items = value if isinstance(value, tuple) else ()
-        if type(value) is not wanted or any(type(item) is not int for item in items):
-            raise ValueError(f"setting {name} of a {kind} must be {wanted.__name__}, got {value!r}")
-    # Each value was compared with the type of its field just above.
-    return cls(**values)  # type: ignore[arg-type]
+    build: Callable[..., ModelConfig] = _KINDS[kind]
+    return make_checked(build, _KINDS[kind], values)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, object]) -> None:

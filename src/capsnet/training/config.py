@@ -1,21 +1,16 @@
 """The settings of a training run, and their form as plain dictionaries (JSON, TOML)."""
 
+import json
 import math
-import types
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Literal, get_type_hints
 
-from capsnet.checks import LARGEST_SIZE, unknown_name
+from capsnet.checks import LARGEST_SIZE, make_checked
 from capsnet.data import DataConfig
 from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.models.weights import config_from_dict, config_to_dict
-
-Made = TypeVar("Made")
-_TABLES = ("data", "model")
 
 #: Fields that may change when a run goes on: they say where and how often, not what is computed.
 CHANGEABLE = frozenset(
@@ -209,17 +204,16 @@ def fit_to_images(
 
 def to_dict(config: TrainConfig) -> dict[str, object]:
     """Plain dictionary of a run's settings, as `config.json` holds it."""
-    plain = cast(dict[str, object], _plain(asdict(config)))
-    plain["model"] = config_to_dict(config.model)
-    return plain
+    plain = json.loads(json.dumps(asdict(config), default=str))  # paths become text
+    return {**plain, "model": config_to_dict(config.model)}
 
 
 def from_dict(plain: Mapping[str, object]) -> TrainConfig:
     """A run's settings from `to_dict`."""
     values = dict(plain)
-    data = _make(DataConfig, DataConfig, _table(values, "data"))
+    data = make_checked(DataConfig, DataConfig, _table(values, "data"))
     model = config_from_dict(_table(values, "model"))
-    return _make(partial(TrainConfig, data=data, model=model), TrainConfig, values)
+    return make_checked(partial(TrainConfig, data=data, model=model), TrainConfig, values)
 
 
 def override(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
@@ -230,14 +224,14 @@ def override(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
     """
     values = dict(changes)
     chosen = _table(values, "data")
-    data = _make(partial(replace, config.data), DataConfig, chosen)
+    data = make_checked(partial(replace, config.data), DataConfig, chosen)
     table = _fit_layers(config, _table(values, "model"))
-    model = _make(partial(replace, config.model), type(config.model), table)
+    model = make_checked(partial(replace, config.model), type(config.model), table)
     if values.get("steps") is not None:
         values.setdefault("epochs", None)
     if values.get("epochs") is not None:
         values.setdefault("steps", None)
-    made = _make(partial(replace, config, data=data, model=model), TrainConfig, values)
+    made = make_checked(partial(replace, config, data=data, model=model), TrainConfig, values)
     for name in chosen:
         _check_used(name, made)
     return made
@@ -314,84 +308,3 @@ def _flatten(plain: Mapping[str, object], prefix: str = "") -> dict[str, object]
         else:
             flat[prefix + name] = value
     return flat
-
-
-def _plain(value: object) -> object:
-    """JSON's types for a value of a config: paths become text, tuples lists."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _make(build: Callable[..., Made], cls: type, values: Mapping[str, object]) -> Made:
-    """What `build` makes of values for fields of a dataclass, once they are known to fit."""
-    hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in _TABLES}
-    for name, value in values.items():
-        if name not in hints:
-            raise unknown_name("setting", name, get_type_hints(cls))
-        if isinstance(value, str | Path) and _is_no_text(str(value)):
-            raise ValueError(f"{name} must be UTF-8, as records are, got {str(value)!r}")
-    return build(**{name: _decode(name, value, hints[name]) for name, value in values.items()})
-
-
-def _is_no_text(text: str) -> bool:
-    """Whether it holds bytes that are not UTF-8, as names of files may."""
-    return text.encode(errors="ignore").decode() != text
-
-
-def _decode(name: str, value: object, hint: object) -> object:
-    """The value in the annotated type, or a ValueError that names the field."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        for option in arguments:
-            try:
-                return _decode(name, value, option)
-            except ValueError:
-                continue
-    elif origin is Literal:
-        if value in arguments:
-            return value
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_decode(name, item, arguments[0]) for item in value)  # of one kind
-    elif hint is type(None):
-        if value is None:
-            return None
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            with suppress(OverflowError):  # a whole number may have more digits than a float
-                return float(value)
-    elif hint is Path:
-        if isinstance(value, str | Path):
-            return Path(value)
-    elif isinstance(hint, type) and type(value) is hint:
-        return value
-    raise ValueError(f"{name} must be {_describe(hint)}, got {value!r}")
-
-
-#: Types of fields in plain words.
-_WORDS: dict[object, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    Path: "a path",
-    type(None): "nothing",
-    tuple[int, ...]: "a list of whole numbers",
-    tuple[str, ...]: "a list of names",
-}
-
-
-def _describe(hint: object) -> str:
-    """A field's type in plain words.
-
-    >>> _describe(int | None), _describe(Literal["a", "b"])
-    ('a whole number', "'a' or 'b'")
-    """
-    arguments = get_args(hint)
-    if get_origin(hint) is Literal:
-        return " or ".join(repr(choice) for choice in arguments)
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_describe(kind) for kind in arguments if kind is not type(None))
-    return _WORDS[hint]

@@ -16,6 +16,7 @@ from capsnet.data.order import stream_key
 from capsnet.machine import file_digest
 from capsnet.models import model_from_config
 from capsnet.models.weights import WEIGHTS, config_to_dict, save_weights
+from capsnet.progress import Reporter, choose_reporter
 from capsnet.training.checkpoint import TrainState, restore_run, save_checkpoint
 from capsnet.training.config import TrainConfig, decisive_fields, to_dict, total_steps
 from capsnet.training.evaluation import Evaluation, evaluate
@@ -30,13 +31,13 @@ from capsnet.training.processes import (
     join_processes,
     seed_dropout,
 )
-from capsnet.training.progress import Reporter, TensorBoard, choose_reporter
 from capsnet.training.records import (
     CONFIG,
     LOG,
     RESULT,
     TENSORBOARD,
     RunLog,
+    TensorBoard,
     check_run,
     describe_environment,
     list_checkpoints,

@@ -17,8 +17,7 @@ from capsnet.training.config import (
 )
 from capsnet.training.evaluation import check_fit, check_origin
 from capsnet.training.processes import Processes, find_device
-from capsnet.training.progress import check_tensorboard
-from capsnet.training.records import has_begun
+from capsnet.training.records import check_tensorboard, has_begun
 
 #: What a run that is continued and the one that continues it have in common.
 _SHARED = {

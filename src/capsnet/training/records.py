@@ -1,4 +1,4 @@
-"""What a run writes down about itself: checked JSON, the log, versions and hardware."""
+"""What a run writes down: checked JSON, the log, versions and hardware, TensorBoard."""
 
 import hashlib
 import json
@@ -11,10 +11,14 @@ from importlib import metadata
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from capsnet import __version__
+from capsnet.checks import missing_library
+from capsnet.data import Split
 from capsnet.machine import SUFFIX, describe_processor, file_digest, write_atomically
+from capsnet.models import CapsNet, Model
 from capsnet.models.weights import CHECKPOINTS, WEIGHTS
 
 CONFIG, LOG, RESULT = "config.json", "log.jsonl", "result.json"
@@ -265,3 +269,49 @@ def _cpu_name() -> str:
 def _json_digest(record: Mapping[str, object]) -> str:
     canonical = json.dumps(record, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def check_tensorboard() -> None:
+    """Raises a ValueError if TensorBoard is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise missing_library("--tensorboard", "tensorboard", "tensorboard") from None
+
+
+class TensorBoard:
+    """Numbers of every log line, and reconstructions, for `tensorboard --logdir`."""
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What a killed run wrote after the step that it goes on from comes again.
+        self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def add_scalars(self, line: Mapping[str, object]) -> None:
+        """Writes the numbers of a log line."""
+        step = line["step"]
+        if isinstance(evaluation := line.get("evaluation"), dict):
+            self._writer.add_scalar(
+                f"{evaluation['split']}/error_rate", evaluation["error_rate"], step
+            )
+        for name, value in line.items():
+            if isinstance(value, int | float) and name not in ("step", "epoch"):
+                self._writer.add_scalar(name, value, step)
+
+    @torch.no_grad()
+    def add_reconstructions(self, model: Model, split: Split, step: int) -> None:
+        """Writes the first images and what the model reconstructs of them, if it does."""
+        if not isinstance(model, CapsNet) or not model.config.decoder:
+            return
+        device = next(model.parameters()).device
+        images, labels, targets = split.test_batch(np.arange(min(16, len(split))))
+        decoded = model(images.to(device), reconstruct=labels.to(device)).reconstruction
+        sheets = {"input": images, "target": targets[:, 0], "reconstruction": decoded[:, 0].cpu()}
+        for name, sheet in sheets.items():
+            shown = sheet if sheet.shape[1] == 3 else sheet[:, :1]  # of a stereo pair the left
+            self._writer.add_images(name, shown.clamp(0, 1), step)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._writer.close()

@@ -1,17 +1,9 @@
-"""What a run says while it goes on: a bar on a terminal, plain lines elsewhere, TensorBoard."""
+"""What long work says while it goes on: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO
-
-import numpy as np
-import torch
-
-from capsnet.checks import missing_library
-from capsnet.data import Split
-from capsnet.models import CapsNet, Model
 
 #: Seconds that an evaluation, or the like, may take in silence.
 PATIENCE = 2.0
@@ -162,49 +154,3 @@ def format_line(line: Mapping[str, object]) -> str:
     """
     speed = f"{line['images_per_second']:.0f} images/s"
     return f"loss {line['loss']:.4f}  error {line['error_rate']:.2%}  {speed}"
-
-
-def check_tensorboard() -> None:
-    """Raises a ValueError if TensorBoard is not installed."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        raise missing_library("--tensorboard", "tensorboard", "tensorboard") from None
-
-
-class TensorBoard:
-    """Numbers of every log line, and reconstructions, for `tensorboard --logdir`."""
-
-    def __init__(self, folder: Path, step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # What a killed run wrote after the step that it goes on from comes again.
-        self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=step + 1)
-
-    def add_scalars(self, line: Mapping[str, object]) -> None:
-        """Writes the numbers of a log line."""
-        step = line["step"]
-        if isinstance(evaluation := line.get("evaluation"), dict):
-            self._writer.add_scalar(
-                f"{evaluation['split']}/error_rate", evaluation["error_rate"], step
-            )
-        for name, value in line.items():
-            if isinstance(value, int | float) and name not in ("step", "epoch"):
-                self._writer.add_scalar(name, value, step)
-
-    @torch.no_grad()
-    def add_reconstructions(self, model: Model, split: Split, step: int) -> None:
-        """Writes the first images and what the model reconstructs of them, if it does."""
-        if not isinstance(model, CapsNet) or not model.config.decoder:
-            return
-        device = next(model.parameters()).device
-        images, labels, targets = split.test_batch(np.arange(min(16, len(split))))
-        decoded = model(images.to(device), reconstruct=labels.to(device)).reconstruction
-        sheets = {"input": images, "target": targets[:, 0], "reconstruction": decoded[:, 0].cpu()}
-        for name, sheet in sheets.items():
-            shown = sheet if sheet.shape[1] == 3 else sheet[:, :1]  # of a stereo pair the left
-            self._writer.add_images(name, shown.clamp(0, 1), step)
-
-    def close(self) -> None:
-        """Writes what is left."""
-        self._writer.close()
