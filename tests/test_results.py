@@ -1,17 +1,31 @@
 """What is shipped is what its record says, and a recorded run can be repeated."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from tiny_runs import BreakOff
 
 from capsnet.cli import main
+from capsnet.experiments.report import write_report
+from capsnet.experiments.speed import write_page
 from capsnet.models.weights import list_weights, load_weights
 from capsnet.training import train
 from capsnet.training.config import from_dict
 
-TABLE = Path(__file__).parents[1] / "results" / "table1.json"
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "results" / "table1.json"
+
+
+def test_tables_are_what_the_results_and_presets_say(tmp_path: Path) -> None:
+    for name in ("docs", "results"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("quick-*"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    write_report(tmp_path / "results", tmp_path / "docs", tmp_path / "README.md")
+    write_page(tmp_path / "results", tmp_path / "docs" / "speed.md")
+    for name in ("README.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md"):
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
 
 
 def recorded_metrics(name: str) -> dict[str, dict[str, int]]:
