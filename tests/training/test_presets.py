@@ -65,6 +65,7 @@ def test_settings_that_the_docs_name() -> None:
     assert configure("mnist").warmup_steps == 200
     assert configure("mnist").reconstruction_weight == 0.01
     assert configure("svhn").reconstruction_weight == 0.0005
+    assert configure("smallnorb").reconstruction_weight == 0.005
     assert configure("multimnist-cnn").learning_rate == 0.002
     assert configure("mnist-cnn").learning_rate == 0.001
     assert configure("mnist").learning_rate == configure("cifar10").learning_rate == 0.004

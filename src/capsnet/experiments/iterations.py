@@ -85,6 +85,8 @@ def routing_convergence(found: Found, options: Options) -> Outcome:
     ]
     if not during:
         notes.append("This network's run kept no evaluations during training.")
+    else:
+        notes.append("(a) begins with the first evaluation of the run, not with the first step.")
     values = (final["logits"][1], final["logits"][4], final["coupling"][1], final["coupling"][4])
     return Outcome(
         rows=tuple(

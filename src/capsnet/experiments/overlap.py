@@ -185,7 +185,9 @@ def overlapping_digits(found: Found, options: Options) -> Outcome:
         },
         data=(test.origin,),
         notes=(
-            "The paper shows the segmentation and gives no number for it.",
+            "The paper shows the segmentation and gives no number for it. Its error on MultiMNIST "
+            "is 5.2 % in Table 1, and 5.0 % in §6.2.",
+            "The right pairs of Fig. 5 are those of the first 60 whose digits overlap most.",
             f"A pixel is a digit's if its reconstruction is at least {threshold:g} there, the "
             "level that fits training pairs best.",
         ),

@@ -68,6 +68,7 @@ def compare_cells(found: Found, options: Options) -> Outcome:
             "MultiMNIST: an image is right if the two longest capsules are exactly its two digits, "
             "measured on examples spread evenly over the 10 million of the test set.",
             *_warn_of_lengths(rows),
+            *_warn_of_settings(found),
         ),
     )
 
@@ -85,6 +86,21 @@ def _warn_of_lengths(rows: Sequence[Row]) -> Iterator[str]:
                 f"{name}: the networks were trained for {least} to {most}, so their order "
                 "tells of the length of training as well as of the network."
             )
+
+
+def _warn_of_settings(found: Found) -> Iterator[str]:
+    """A note for each dataset of Table 1 whose networks were not trained alike."""
+    for name in ("MNIST", "MultiMNIST"):
+        cells: dict[str, list[str]] = {}
+        for need, row in zip(TABLE1_NEEDS, TABLE1, strict=True):
+            dataset, _, label = row.label.partition(": ")
+            for run in found.get(need.role, [])[: dataset == name]:
+                if (config := run.config) is not None:
+                    rate = f"{config.optimiser} at {config.learning_rate:g}"
+                    cells.setdefault(f"{rate} in batches of {config.batch_size}", []).append(label)
+        if len(cells) > 1:
+            told = "; ".join(f"{how} ({', '.join(labels)})" for how, labels in cells.items())
+            yield f"{name}: the networks' settings differ, at last {told}."
 
 
 # §5.2

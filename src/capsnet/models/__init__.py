@@ -1,7 +1,7 @@
 """The networks of the paper, by name or from a config of one's own.
 
-They start from the layers' own initial values; the presets of `capsnet train` choose those of the
-authors' code, and the factor that it applies to the primary capsules, in the config.
+They start from the layers' own initial values; for CapsNet the presets of `capsnet train` choose
+those of the authors' code, and the factor that it applies to the primary capsules, in the config.
 """
 
 from capsnet.checks import unknown_name
@@ -35,6 +35,8 @@ _CONFIGS: dict[str, ModelConfig] = {
     "capsnet_affnist": CapsNetConfig(image_height=40, image_width=40),
     # §7: clutter goes to the orphan category. The paper is silent on reconstruction here; the
     # authors' code has none.
+    # Differs from the authors' command for CIFAR-10, which pads both convolutions (SAME): 12×12
+    # places instead of 4×4. The paper has "the same architecture" as for MNIST, which pads none.
     "capsnet_cifar10": CapsNetConfig(
         image_channels=3,
         image_height=24,

@@ -88,8 +88,8 @@ class TrainConfig:
     reconstruction_weight: float = 0.01
     """Weight of the summed squared error beside the margin loss summed over classes.
 
-    Differs from the paper: §4.1 says 0.0005; the authors' code averages the margin loss over ten
-    classes and halves it, which makes it 0.01 in these units.
+    Differs from the paper: §4.1 says 0.0005; the authors' code averages the margin loss over the
+    classes and halves it, which makes it 0.001 for each class in these units: 0.01 for ten.
     """
 
     upper: float = 0.9

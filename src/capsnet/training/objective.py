@@ -99,7 +99,7 @@ def compute_losses(forward: nn.Module, batch: Batch, config: TrainConfig) -> Los
         scores = forward(images).float()  # (B, K)
         if labels.shape[1] == 1:
             classification = F.cross_entropy(scores, labels[:, 0])
-        else:  # §6.2: a sigmoid for each class, as several are present
+        else:  # §6.2: a sigmoid for each class; the authors' code has 1/2 as target of either digit
             classification = F.binary_cross_entropy_with_logits(scores, present, reduction="sum")
             classification = classification / len(images)
         total, reconstruction = classification, zero

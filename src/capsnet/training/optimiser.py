@@ -39,7 +39,7 @@ class FusedAdam(torch.optim.Adam):
         params: Iterable[Tensor] | Iterable[dict[str, object]],
         lr: float = 1e-3,
     ) -> None:
-        # TensorFlow's defaults (§4).
+        # TensorFlow's defaults (§4). PyTorch adds ε after the bias correction, TensorFlow before.
         super().__init__(params, lr=lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
 
     def _init_group(
