@@ -79,27 +79,31 @@ def test_parameter_counts_of_variants() -> None:
     assert abs(num_parameters(model_config("cnn_affnist")) / of_affnist - 1) < 0.01
 
 
-@pytest.mark.parametrize(("uniform", "orphan"), [(False, False), (True, False), (False, True)])
-def test_capsnet_equals_the_reference(uniform: bool, orphan: bool) -> None:
+@pytest.mark.parametrize("changed", ["", "uniform_primary_coupling", "orphan", "padded"])
+def test_capsnet_equals_the_reference(changed: str) -> None:
     torch.manual_seed(0)
     config = replace(
         SMALL,
         bias=True,
         initialisation="authors",
-        uniform_primary_coupling=uniform,
-        orphan=orphan,
         num_iterations=4,
+        **{changed: True} if changed else {},
     )
     model = CapsNet(config).double()
     images = images_of(SMALL, dtype=torch.float64)
     output = model(images)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     for image in range(2):
+        around = [((0, 0), (zeros, zeros), (zeros, zeros)) for zeros in config.paddings]
         features = reference.convolution(
-            images[image].numpy(), state["conv.weight"], state["conv.bias"], stride=1
+            np.pad(images[image].numpy(), around[0]),
+            state["conv.weight"],
+            state["conv.bias"],
+            stride=1,
         ).clip(min=0)
+        uniform = config.uniform_primary_coupling
         maps = reference.convolution(
-            features,
+            np.pad(features, around[1]),
             state["primary.conv.weight"] / (config.primary_types if uniform else 1),
             state["primary.conv.bias"],
             stride=2,
@@ -108,9 +112,22 @@ def test_capsnet_equals_the_reference(uniform: bool, orphan: bool) -> None:
         grid = maps.reshape(3, 4, rows, columns).transpose(2, 3, 0, 1).reshape(-1, 4)
         capsules = np.stack([reference.squash(vector) for vector in grid])
         votes = reference.dense_votes(capsules, state["classes.weight"])
-        expected, _, _ = reference.routing(votes, 4, bias=state["classes.bias"], orphan=orphan)
+        expected, _, _ = reference.routing(
+            votes, 4, bias=state["classes.bias"], orphan=config.orphan
+        )
         assert_close(output.capsules[image], torch.from_numpy(expected), rtol=0, atol=1e-12)
     assert_close(output.lengths, output.capsules.norm(dim=-1))
+
+
+def test_padding_as_in_the_authors_command_for_cifar10() -> None:
+    config = model_config("capsnet_cifar10")
+    assert isinstance(config, CapsNetConfig)
+    padded = replace(config, padded=True)
+    assert (config.primary_grid, config.num_primary) == ((4, 4), 1024)
+    assert (padded.primary_grid, padded.num_primary) == ((12, 12), 9216)
+    assert replace(padded, image_height=1, image_width=1).primary_grid == (1, 1)
+    with pytest.raises(ValueError, match="kernels must be odd to be padded, got 8 and 9"):
+        replace(padded, conv_kernel=8)
 
 
 @pytest.mark.parametrize("initialisation", ["paper", "authors"])

@@ -97,7 +97,21 @@ def test_parts_are_the_strongest_contributions_in_order(engine: Engine, image: n
             assert 0 <= part.row < 3 > part.column >= 0
             assert 0 <= part.type < 3
             assert part.coupling[0] == pytest.approx(0.1)
-    assert (routing.field, routing.stride) == (17, 4)
+    assert (routing.field, routing.stride, routing.start) == (17, 4, 0)
+
+
+def test_fields_of_padded_convolutions_begin_outside_of_the_image() -> None:
+    model = CapsNet(
+        CapsNetConfig(
+            image_height=12, image_width=12, conv_channels=4, conv_kernel=5, primary_types=2,
+            primary_kernel=7, padded=True,
+        )
+    ).eval()  # fmt: skip
+    routing = Engine([TrainedNetwork("padded", model, {})]).route(
+        "padded", np.zeros((1, 12, 12), dtype=np.float32)
+    )
+    assert (routing.field, routing.stride, routing.start) == (11, 2, -5)
+    assert routing.iterations[0].coupling.shape == (10, 6, 6)
 
 
 def test_routing_is_shown_where_it_happens() -> None:

@@ -357,9 +357,7 @@ def count_products(config: ModelConfig) -> int:
     """
     if isinstance(config, CNNConfig):
         return _count_cnn(config)
-    rows, columns = (
-        size - config.conv_kernel + 1 for size in (config.image_height, config.image_width)
-    )
+    rows, columns = config.conv_grid
     conv = config.image_channels * config.conv_kernel**2 * config.conv_channels * rows * columns
     primary = (
         config.conv_channels * config.primary_kernel**2 * config.num_primary * config.primary_dim

@@ -39,6 +39,7 @@ class TextbookPrimary(nn.Module):
             config.primary_types * config.primary_dim,
             config.primary_kernel,
             stride=config.primary_stride,
+            padding=config.paddings[1],
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -88,7 +89,12 @@ class TextbookCapsNet(nn.Module):
 
     def __init__(self, config: CapsNetConfig) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(config.image_channels, config.conv_channels, config.conv_kernel)
+        self.conv = nn.Conv2d(
+            config.image_channels,
+            config.conv_channels,
+            config.conv_kernel,
+            padding=config.paddings[0],
+        )
         self.primary = TextbookPrimary(config)
         self.classes = TextbookClasses(config)
         self.decoder = TextbookDecoder(config)

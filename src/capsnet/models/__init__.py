@@ -35,8 +35,8 @@ _CONFIGS: dict[str, ModelConfig] = {
     "capsnet_affnist": CapsNetConfig(image_height=40, image_width=40),
     # §7: clutter goes to the orphan category. The paper is silent on reconstruction here; the
     # authors' code has none.
-    # Differs from the authors' command for CIFAR-10, which pads both convolutions (SAME): 12×12
-    # places instead of 4×4. The paper has "the same architecture" as for MNIST, which pads none.
+    # Differs from the authors' command for CIFAR-10, which pads both convolutions: 12×12 places
+    # instead of 4×4 (padded=True). The paper's text has the architecture of MNIST, which pads none.
     "capsnet_cifar10": CapsNetConfig(
         image_channels=3,
         image_height=24,

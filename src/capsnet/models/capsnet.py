@@ -34,6 +34,9 @@ class CapsNetConfig:
     """Height and width of the kernels of PrimaryCapsules."""
     primary_stride: int = 2
     """Step between neighbouring places of the grid."""
+    padded: bool = False
+    """Whether both convolutions pad their input by half a kernel (SAME), as the authors' command
+    for CIFAR-10 has it; where the stride is 2, TensorFlow has one zero less at the beginning."""
     output_dim: int = 16
     """Numbers in a class capsule."""
     num_classes: int = 10
@@ -61,7 +64,10 @@ class CapsNetConfig:
             raise ValueError(
                 f"initialisation must be 'paper' or 'authors', got {self.initialisation!r}"
             )
-        smallest = self.conv_kernel + self.primary_kernel - 1
+        kernels = self.conv_kernel, self.primary_kernel
+        if self.padded and not all(kernel % 2 for kernel in kernels):
+            raise ValueError(f"kernels must be odd to be padded, got {kernels[0]} and {kernels[1]}")
+        smallest = self.field - 2 * sum(self.paddings)
         if min(self.image_height, self.image_width) < smallest:
             raise ValueError(
                 f"kernels of {self.conv_kernel} and {self.primary_kernel} need images of at least "
@@ -74,10 +80,26 @@ class CapsNetConfig:
         return self.image_channels, self.image_height, self.image_width
 
     @property
+    def paddings(self) -> tuple[int, int]:
+        """Zeros on each side of the image, and of Conv1's feature maps."""
+        return (self.conv_kernel // 2, self.primary_kernel // 2) if self.padded else (0, 0)
+
+    @property
+    def field(self) -> int:
+        """Rows and columns of the image that one primary capsule sees."""
+        return self.conv_kernel + self.primary_kernel - 1
+
+    @property
+    def conv_grid(self) -> tuple[int, int]:
+        """Rows and columns of Conv1's feature maps."""
+        image = self.image_height, self.image_width
+        return output_grid(image, (self.conv_kernel,) * 2, padding=self.paddings[0])
+
+    @property
     def primary_grid(self) -> tuple[int, int]:
         """Rows and columns of the grid of primary capsules."""
-        grid = output_grid((self.image_height, self.image_width), (self.conv_kernel,) * 2)
-        return output_grid(grid, (self.primary_kernel,) * 2, stride=self.primary_stride)
+        kernel, padding = (self.primary_kernel,) * 2, self.paddings[1]
+        return output_grid(self.conv_grid, kernel, stride=self.primary_stride, padding=padding)
 
     @property
     def num_primary(self) -> int:
@@ -112,7 +134,10 @@ class CapsNet(nn.Module):
         super().__init__()
         self.config = config
         self.conv = Convolution(
-            config.image_channels, config.conv_channels, kernel_size=config.conv_kernel
+            config.image_channels,
+            config.conv_channels,
+            kernel_size=config.conv_kernel,
+            padding=config.paddings[0],
         )
         self.primary = PrimaryCapsules(
             config.conv_channels,
@@ -120,6 +145,7 @@ class CapsNet(nn.Module):
             capsule_dim=config.primary_dim,
             kernel_size=config.primary_kernel,
             stride=config.primary_stride,
+            padding=config.paddings[1],
             uniform_coupling=config.uniform_primary_coupling,
         )
         self.classes = DenseCapsules(

@@ -83,6 +83,8 @@ class Routing:
     """Rows and columns of the image that one primary capsule sees."""
     stride: int
     """Pixels between the fields of neighbouring places."""
+    start: int
+    """Row and column of the first field; below zero where convolutions are padded."""
 
 
 @dataclass(frozen=True)
@@ -233,8 +235,8 @@ class Engine:
             )
         parts = _strongest_parts(contribution, torch.stack(couplings))
         config = weights.capsules.config
-        field = config.conv_kernel + config.primary_kernel - 1
-        return Routing(tuple(views), parts, field, config.primary_stride)
+        start = -sum(config.paddings)
+        return Routing(tuple(views), parts, config.field, config.primary_stride, start)
 
     @torch.inference_mode()
     def segment(

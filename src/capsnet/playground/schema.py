@@ -214,6 +214,7 @@ class Routed(BaseModel):
     parts: list[list[RoutedPart]] = Field(description="The strongest of each class.")
     field: int = Field(description="Rows and columns of the image that one capsule sees.")
     stride: int = Field(description="Pixels between the fields of neighbouring places.")
+    start: int = Field(description="Row and column of the first field; below zero if padded.")
     input: Picture
     label: int | None
 

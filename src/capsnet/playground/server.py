@@ -217,6 +217,7 @@ def create_app(weights: Sequence[TrainedNetwork], *, hosts: Sequence[str] = ("*"
                 parts=[[RoutedPart(**vars(part)) for part in parts] for parts in routing.parts],
                 field=routing.field,
                 stride=routing.stride,
+                start=routing.start,
                 input=_picture(image),
                 label=label,
             )

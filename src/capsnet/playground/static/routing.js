@@ -144,14 +144,14 @@ export class RoutingView {
   /** The image, with a disc where a place gained, and rings around the strongest parts. */
   #showOverlay() {
     const { kind, even, highest } = this.#scale;
-    const { input, field, stride, iterations, parts } = this.#routing;
+    const { input, field, stride, start, iterations, parts } = this.#routing;
     const canvas = find("overlay");
     const scale = canvas.width / input.width;
     canvas.height = Math.round(scale * input.height);
     const context = canvas.getContext("2d");
     drawInput(context, input, scale);
     const map = iterations[this.#step][kind][this.#chosen];
-    const centre = (place) => (place * stride + (field - 1) / 2 + 0.5) * scale;
+    const centre = (place) => (start + place * stride + field / 2) * scale;
     map.forEach((row, y) => row.forEach((value, x) => {
       const share = (value - even) / (highest - even);
       context.globalAlpha = 0.9;
@@ -171,7 +171,7 @@ export class RoutingView {
     if (this.#part) {
       const side = field * scale;
       context.lineWidth = 4;
-      context.strokeRect(this.#part.column * stride * scale, this.#part.row * stride * scale, side, side);
+      context.strokeRect((start + this.#part.column * stride) * scale, (start + this.#part.row * stride) * scale, side, side);
     }
   }
 
