@@ -15,7 +15,7 @@ from capsnet.models import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.progress import show_seconds
 from capsnet.training import TrainConfig, configure
 from capsnet.training.config import total_steps
-from capsnet.training.presets import PAPER_BATCH, PAPER_STEPS
+from capsnet.training.presets import PAPER_STEPS
 from capsnet.training.records import read_json
 
 RESULTS, COSTS = "results", "costs"
@@ -193,8 +193,8 @@ def _shortfalls(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         return
     yield from ("", "## Short of the paper, and why", "")
     yield (
-        f"The authors' code makes {PAPER_STEPS:,} updates of {PAPER_BATCH} images, which are "
-        f"{show_count(PAPER_STEPS * PAPER_BATCH)} or 640 epochs of MNIST, and twice that on "
+        f"The authors' code makes {PAPER_STEPS:,} updates of 128 images, which are "
+        f"{show_count(PAPER_STEPS * 128)} or 640 epochs of MNIST, and twice that on "
         "CIFAR-10; ours are as many as the machines and times named above allowed. What was "
         "tried, what helped and what may be missing is in the [log](log.md): on MNIST twice as "
         "many brought no better digits."

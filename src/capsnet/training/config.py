@@ -68,8 +68,8 @@ class TrainConfig:
     """Highest learning rate (Adam's of TensorFlow by default, §4)."""
 
     schedule: Literal["cosine", "paper"] = "cosine"
-    """cosine: linear warm-up, then to zero over the run; paper: ×0.96 every decay_steps, in
-    presets with the authors' Adam, rate, size and number of steps, each unless another is given."""
+    """cosine: linear warm-up, then to zero over the run; paper: ×0.96 every decay_steps,
+    in presets with the authors' Adam, rate and number of steps, each unless another is given."""
 
     warmup_steps: int = 200
     """Steps of linear warm-up of the cosine schedule, at most a tenth of the run."""
