@@ -99,7 +99,7 @@ def _warn_of_settings(found: Found) -> Iterator[str]:
                     rate = f"{config.optimiser} at {config.learning_rate:g}"
                     cells.setdefault(f"{rate} in batches of {config.batch_size}", []).append(label)
         if len(cells) > 1:
-            told = "; ".join(f"{how} ({', '.join(labels)})" for how, labels in cells.items())
+            told = "; ".join(f"{how} ({' / '.join(labels)})" for how, labels in cells.items())
             yield f"{name}: the networks' settings differ, at last {told}."
 
 
