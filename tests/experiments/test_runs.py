@@ -415,10 +415,26 @@ def test_shipped_weights_are_the_run_whose_result_is_recorded(name: str, tmp_pat
     assert done.record == known
     runs = known["runs"]
     assert isinstance(runs, list)
-    other = {**runs[0], "seconds": 1.0}
+    other = {**runs[0], "sha256": "0" * 64, "seconds": 1.0}  # another file
     trained = open_source({"svhn": "svhn", "fig5": "multimnist"}.get(name, "mnist"))
     assert trained.is_same_training(Trained.from_result(runs[0]))
     assert not trained.is_same_training(Trained.from_result(other))
+
+
+def test_a_result_overwritten_by_shipped_weights_is_up_to_date(tmp_path: Path) -> None:
+    """Though the run that they were rounded from, which was recorded before, is another file."""
+    require_weights("mnist")
+    options = Options(runs=tmp_path / "runs", out=tmp_path, train=False, overwrite=True)
+    first = reproduce("fig3", options)
+    [run] = recorded_runs(first.record, print)["capsnet"]
+    record = dict(first.record)
+    record["runs"] = [{**run.record, "sha256": "0" * 64}]
+    record["inputs"] = {**record["inputs"], "networks": {"capsnet": ["0" * 64]}}  # type: ignore[dict-item]
+    write_json(first.result, record)
+    asked = replace(options, overwrite=False)
+    assert not reproduce("fig3", asked).is_new  # of one training
+    assert reproduce("fig3", options).is_new
+    assert not reproduce("fig3", asked).is_new
 
 
 def test_commit_of_a_measurement_is_that_of_the_beginning(

@@ -44,7 +44,11 @@ def trained() -> list[TrainedNetwork]:
 @contextmanager
 def serve_in_background(weights: list[TrainedNetwork]) -> Iterator[str]:
     """The address of a server on a free port of the loopback interface, in a thread."""
-    server = uvicorn.Server(uvicorn.Config(create_app(weights), port=0, log_level="error"))
+    # A browser may keep a connection half open: no more than a second is waited for it.
+    config = uvicorn.Config(
+        create_app(weights), port=0, log_level="error", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -219,7 +219,7 @@ def reproduce(
         **environment,
         "details": dict(outcome.details),
         "pictures": list(drawn),
-        "inputs": _inputs(found, options, recorded),
+        "inputs": _inputs(found, options, {}),  # by the networks that this one records
     }
     results.mkdir(parents=True, exist_ok=True)
     write_json(result, record)
