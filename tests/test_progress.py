@@ -1,4 +1,5 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ LINE = {"loss": 0.25, "error_rate": 0.5, "images_per_second": 140.0}
 def test_lines_are_plain_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("capsnet.progress.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("capsnet.progress.time", SimpleNamespace(monotonic=lambda: 1000.0))
     lines = Lines()
     lines.start(0, 1200)
     lines.advance(1, None)
@@ -25,7 +26,7 @@ def test_lines_tell_the_time_left_by_the_steps_of_this_session(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([1000.0, 1060.0])
-    monkeypatch.setattr("capsnet.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("capsnet.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
     lines = Lines()
     lines.start(900, 1200)
     lines.advance(930, LINE)  # 30 steps took a minute, 270 are left
